@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.rows import grouped, write_rows
 from fedjax_ht.lab.report.figures import FEW, legend, subplots
 from fedjax_ht.lab.report.plots import draw_accuracy, rounds_evaluated
-from fedjax_ht.lab.report.rows import PARTICIPANTS, values
+from fedjax_ht.lab.report.rows import PARTICIPANTS, Score, values
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 
@@ -191,6 +191,6 @@ def curves(runs: Sequence[Run], score: str) -> Figure:
         of_whom = SHOWN.get(score, score)
         place.set(title=dataset, xlabel="round", ylabel=f"test accuracy, {of_whom} (%)")
         lines = {method: together(group, score) for method, group in groups.items()}
-        draw_accuracy(place, lines, rounds_evaluated, score)
+        draw_accuracy(place, lines, rounds_evaluated, Score(score))
         legend(place, len(lines))
     return figure

@@ -16,8 +16,8 @@ from experiments.evaluations import (
     tops,
 )
 from experiments.paper_manifest import Part, Selection
-from fedjax_ht.lab.report.document import Table, percent, table_of
-from fedjax_ht.lab.report.rows import PARTICIPANTS, values
+from fedjax_ht.lab.report.document import Table, table_of
+from fedjax_ht.lab.report.rows import ACCURACY, PARTICIPANTS, values
 from fedjax_ht.simulation.rows import evaluated
 
 WIDTH = 128  # of a line of the page
@@ -164,12 +164,12 @@ def our_cells(part: Part, method: str, runs: Sequence[Run]) -> dict[str, str]:
     if method in part.rules:
         name += f", by {SHOWN[f'accuracy_{part.rules[method]}']}"
     score = by_rule(part, method, part.score)
-    cells = [name, percent(tops(runs, score), score)]
+    cells = [name, ACCURACY.of_trials(tops(runs, score), score)]
     if evaluated_last(part):
-        cells.append(percent([evaluated(run.history)[-1] for run in runs], score))
+        cells.append(ACCURACY.of_trials([evaluated(run.history)[-1] for run in runs], score))
     for key in part.also:
         beside = by_rule(part, method, key)
-        cells.append(percent(tops(runs, beside), beside))
+        cells.append(ACCURACY.of_trials(tops(runs, beside), beside))
     ends = sorted({run.history[-1]["round"] for run in runs})
     rounds = str(ends[0])
     if len(ends) > 1:

@@ -46,10 +46,10 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, percent, rounds_of
+from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
 from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
-from fedjax_ht.lab.report.rows import after_start, mean, values
+from fedjax_ht.lab.report.rows import ACCURACY, after_start, mean, values
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.simulation.history import wire_bytes
 from fedjax_ht.simulation.rows import evaluated
@@ -191,9 +191,14 @@ def line(
     if known and not math.isnan(ours):
         difference = f"{ours - known[0]:+.2f}"
     lasts = [evaluated(run.history)[-1] for run in runs]
-    cells = [runs[0].method, percent(best, score), percent(by_val, score), percent(lasts, score)]
+    cells = [
+        runs[0].method,
+        ACCURACY.of_trials(best, score),
+        ACCURACY.of_trials(by_val, score),
+        ACCURACY.of_trials(lasts, score),
+    ]
     for key in beside:
-        cells.append(percent(tops(runs, key), key))
+        cells.append(ACCURACY.of_trials(tops(runs, key), key))
     return [
         *cells,
         rounds_of(best),

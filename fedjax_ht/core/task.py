@@ -34,6 +34,7 @@ class Task:
       sums: (outputs, targets, mask) -> {name: sums over the samples}; None for classification.
       metrics: (those sums as NumPy, with any axes of clients in front, numbers of samples) ->
         {name: float64 with these axes}, the score first; NaN where it is not defined.
+      score: the name of the score, "accuracy" in classification.
       better: the better end of the score.
     """
 
@@ -43,6 +44,7 @@ class Task:
     predictions: Callable = lambda outputs: outputs
     sums: Callable | None = None
     metrics: Callable | None = None
+    score: str = "accuracy"
     better: Better = "higher"
 
     def __repr__(self) -> str:
@@ -107,6 +109,7 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
         predictions=lambda outputs: outputs * width + middle,
         sums=sums,
         metrics=metrics,
+        score="rmse",
         better="lower",
     )
 
@@ -151,4 +154,5 @@ def multi_label(num_labels: int) -> Task:
         predictions=lambda outputs: outputs > 0,
         sums=sums,
         metrics=metrics,
+        score="micro_f1",
     )

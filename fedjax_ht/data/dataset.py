@@ -247,6 +247,7 @@ class Dataset:
         client: str | None = None,
         text_length: int | None = None,
         tokenizer: str | os.PathLike | None = None,
+        task: str = "classification",
         name: str = "frame",
     ) -> "Dataset":
         """Returns the set of a frame of pandas, Polars or any library that Arrow reads, with the
@@ -265,6 +266,8 @@ class Dataset:
           text_length: number of tokens to which texts are cut or padded; None for 200.
           tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt,
             which needs the package `tokenizers`; None for words of the training texts.
+          task: the meaning of the labels: "classification"; "regression", numbers to predict; or
+            "multi-label", 0 and 1 for each label. `label` may then be several columns, "a,b".
           name: the set's name.
 
         Raises:
@@ -276,7 +279,7 @@ class Dataset:
           >>> dataset = fl.Dataset.from_pandas(frame, "outcome", group="site")  # doctest: +SKIP
         """
         options = {"label": label, "features": features, "group": group}
-        options |= {"text_length": text_length, "tokenizer": tokenizer}
+        options |= {"text_length": text_length, "tokenizer": tokenizer, "task": task}
         return _readers().from_frame(frame, split=split, client=client, name=name, **options)
 
     @classmethod
@@ -292,6 +295,7 @@ class Dataset:
         image_size: int | None = None,
         text_length: int | None = None,
         tokenizer: str | os.PathLike | None = None,
+        task: str = "classification",
         name: str | None = None,
     ) -> "Dataset":
         """Returns the set of a `datasets.Dataset` of Hugging Face, of a dict of them by set, or of
@@ -309,7 +313,7 @@ class Dataset:
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
         options = {"label": label, "features": features, "group": group, "image_size": image_size}
-        options |= {"text_length": text_length, "tokenizer": tokenizer}
+        options |= {"text_length": text_length, "tokenizer": tokenizer, "task": task}
         read = _readers().from_hugging_face
         return read(dataset, split=split, client=client, name=name, **options)
 

@@ -20,6 +20,7 @@ from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.message_forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.round import any_state, client_step
 from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -126,6 +127,8 @@ def make_client(
             f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
             "client adds no noise of its own; leave --most_epsilon out"
         )
+    if dataset.task is not CLASSIFICATION:
+        raise ValueError(f"{dataset.name} is for {dataset.task.name}; a deployment is for classes")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     if plan.public is not None:
         dataset = beside(dataset, plan.public)

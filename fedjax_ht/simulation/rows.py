@@ -1,5 +1,6 @@
 """Plain rows of a history, made of reports: they go to files, tables and plots as they are."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,20 +139,20 @@ def _measured_columns(
     by_rule = measured.clients["test"]
     score, clients = next(iter(by_rule[rules[0]].items()))
     sign = -1 if measured.better == "lower" else 1
-    known = clients[~np.isnan(clients)]
-    summary = summarise(sign * known, np.ones(len(known)))
+    summary = summarise(sign * clients, ~np.isnan(clients))
     row |= {"score": score, "better": measured.better}
     row |= {f"{score}_std": summary.std, f"{score}_worst10": sign * summary.worst}
     row |= {f"{score}_{rule}": _mean_of(by_rule[rule][score]) for rule in rules}
+    row = {name: value for name, value in row.items() if value == value}  # NaN has no JSON
     shown = slice(None) if only is None else only
     row |= {"clients": _or_none(clients[shown]), "client_samples": counts[shown].tolist()}
     return row if only is None else row | {"client_ids": [int(i) for i in only]}
 
 
-def _mean_of(values: np.ndarray) -> float | None:
-    """Returns the mean of the values that are defined, or None where none is."""
+def _mean_of(values: np.ndarray) -> float:
+    """Returns the mean of the values that are defined, NaN where none is."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -> Row:

@@ -19,6 +19,7 @@ from fedjax_ht.simulation.rows import TRAINED, Row, Runs
 LISTS = (
     "clients",
     "accuracy_samples",
+    "client_samples",
     "client_ids",
     "class_accuracy",
     "client_class_counts",
@@ -35,7 +36,7 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
     in all of them; "trial" says which run a row is of.
 
     metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
-    the accuracy of every evaluated client on its own test set, one line an evaluation of a run
+    the score of every evaluated client on its own test set, one line an evaluation of a run
     (empty where a client has no test sample), and behind these its AUC, where it was computed;
     classes.csv the test samples of every class of every evaluated client, and how many of them are
     classified correctly, a line each.
@@ -180,7 +181,7 @@ def _texts(
         lines.append(json.dumps(row) + "\n")
         cells.append([_cell(row.get(name, "")) for name in columns])
         if _is_evaluation(row):
-            accuracies = _accuracies(row)
+            accuracies = _scores(row)
             scores.append([_cell(accuracies.get(name, "")) for name in of_clients])
             counts += _class_cells(row)
     return {
@@ -219,13 +220,13 @@ def _is_evaluation(row: Row) -> bool:
     return "clients" in row
 
 
-def _accuracies(row: Row) -> dict[str, Any]:
+def _scores(row: Row) -> dict[str, Any]:
     """Column of clients.csv -> cell of an evaluation; a client without test samples has none, nor
     has one whose AUC is not defined."""
     cells = {"round": row["round"], "trial": row["trial"]}
-    for i, accuracy in zip(_client_ids(row), row["clients"]):
-        if accuracy is not None:
-            cells[f"client_{i}"] = accuracy
+    for i, score in zip(_client_ids(row), row["clients"]):
+        if score is not None:
+            cells[f"client_{i}"] = score
     for i, auc in zip(_client_ids(row), row.get("client_auc", ())):
         if auc is not None:
             cells[f"client_{i}_auc"] = auc

@@ -25,7 +25,7 @@ from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.standardise import Standardise
 from fedjax_ht.lab.config.typed import Options, Section
-from fedjax_ht.lab.readers.registry import Normalisation
+from fedjax_ht.lab.readers.registry import Normalisation, TaskName
 from fedjax_ht.models.layers import NormKind
 from fedjax_ht.trust.options import Attack, Delta, Unit
 
@@ -95,7 +95,10 @@ class DatasetConfig(Section, prefix="dataset."):
       text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.
       tokenizer: Tokenizer of texts, a tokenizer.json or a folder of Hugging Face's with one or with
         vocab.txt; "": words of the training texts.
-      label: Column of the label, of a table or of texts; "": found by usual names.
+      task: Meaning of the labels: classes, numbers to predict, or 0 and 1 for each of several
+        labels (docs/tasks.md).
+      label: Column of the label, of a table or of texts; "": found by usual names. Of other tasks
+        than classification it may name several, "a,b".
       features: Columns of the features, of a table or of texts, or with "-" before each all
         columns but these; (): all that are left.
       group: Column of the person or place that a sample belongs to; "": found by usual names.
@@ -119,6 +122,7 @@ class DatasetConfig(Section, prefix="dataset."):
     image_size: OptionalCount = None
     text_length: OptionalCount = None
     tokenizer: OptionalText = None
+    task: TaskName = "classification"
     label: OptionalText = None
     features: tuple[str, ...] = ()
     group: OptionalText = None

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Pixels, Standardised
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.safe.bounded import printable
@@ -27,7 +28,8 @@ class Description:
       count: number of samples.
       form: shape and dtype of a sample as it is stored, "28x28x1 uint8"; of several arrays each.
       low, high: smallest and largest stored value; NaN without samples.
-      classes: name of each class -> its samples.
+      classes: name of each class, or group of like targets, -> its samples.
+      grouped: "classes", or "groups of targets" of another task.
       label: name of the label's column; "" where it has none.
       features: names of the columns that are the samples.
       splits: name of each official set -> its samples.
@@ -47,6 +49,7 @@ class Description:
     low: float
     high: float
     classes: dict[str, int]
+    grouped: str
     label: str
     features: tuple[str, ...]
     splits: dict[str, int]
@@ -67,7 +70,9 @@ class Description:
             first.append(f"features {listed(self.features, _MOST)}")
         first += [part for part in (self.scaling, *self.converted) if part]
         column = f" by column {self.label!r}" if self.label else ""
-        number = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
+        number = f"{len(self.classes)} {self.grouped}"
+        if number == "1 classes":
+            number = "1 class"
         second = [f"{number}{column}: {_counts(self.classes)}"]
         if self.splits:
             second.append(f"official sets: {_counts(self.splits)}")
@@ -101,6 +106,7 @@ def describe(dataset: Dataset) -> Description:
         low=low,
         high=high,
         classes=dict(zip(dataset.class_names, counts.tolist())),
+        grouped=grouped_by(dataset),
         label=reading.label,
         features=reading.features,
         splits={name: len(indices) for name, indices in dataset.official.items()},
@@ -111,6 +117,11 @@ def describe(dataset: Dataset) -> Description:
         converted=reading.converted,
         warnings=(*reading.warnings, *dataset.doubts),
     )
+
+
+def grouped_by(dataset: Dataset) -> str:
+    """Returns the kind of groups that partitions deal with."""
+    return "classes" if dataset.task is CLASSIFICATION else "groups of targets"
 
 
 def kind_of(dataset: Dataset) -> str:

@@ -88,7 +88,8 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
         scale = [arrays[name] for name in _SCALE if name in arrays]
         known = {*_ABOUT, *(name for of_sets in found.values() for name in of_sets.values())}
         others = [name for name in arrays if name not in known]
-    labels = as_labels("it", _joined(part_labels))
+    stored, is_other = _joined(part_labels), options.task != "classification"
+    labels = np.zeros(len(stored), np.int64) if is_other else as_labels("it", stored)
     key = found["samples"][sets[0]]
     is_image = next((_IS_IMAGE[stem] for stem in _IS_IMAGE if stem in key.lower()), None)
     samples = image_or_stored(key, _joined(parts), is_image)
@@ -96,7 +97,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     if rule is not None and len(scale) == len(_SCALE):
         rule = Standardised(*scale)
     left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in others)
-    if not names:
+    if not names and not is_other:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)
         warnings += class_lines("labels", present, list(map(str, values)))
@@ -107,10 +108,10 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
         )
     groups, group_names = None, ()
     if part_groups:
-        stored = _joined(part_groups)
-        groups = as_groups("group", stored)
-        if stored.dtype.kind == "U":
-            group_names = tuple(np.unique(stored).tolist())
+        owners = _joined(part_groups)
+        groups = as_groups("group", owners)
+        if owners.dtype.kind == "U":
+            group_names = tuple(np.unique(owners).tolist())
     return Raw(
         np.ascontiguousarray(samples.inputs),
         labels,
@@ -119,6 +120,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
         official=official,
         groups=groups,
         vocabulary=vocabulary,
+        targets=stored if is_other else None,
         reading=Reading(
             path=str(file),
             features=columns,

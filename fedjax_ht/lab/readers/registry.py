@@ -37,6 +37,7 @@ from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,
     Source,
+    TaskName,
     dataset_of,
     named_in,
     other_sums,
@@ -165,6 +166,7 @@ def load_dataset(
     features: Sequence[str] = (),
     group: str | None = None,
     tokenizer: str | os.PathLike | None = None,
+    task: TaskName = "classification",
 ) -> Dataset:
     """Reads a labelled set from disk; nothing is ever downloaded.
 
@@ -188,6 +190,9 @@ def load_dataset(
       group: name of the column with the samples' groups, such as persons; None for the usual names.
       tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt, which
         needs the package `tokenizers`; None for words of the training texts.
+      task: the meaning of the labels. Of a "regression" they are numbers; of "multi-label" 0 or 1
+        for each label, several columns of a table or an array [N, labels]. `label` may then name
+        several columns, "a,b,c".
 
     Returns:
       The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are
@@ -205,7 +210,13 @@ def load_dataset(
       ((10000, 28, 28, 1), 10)
     """
     options = read_options(
-        image_size, text_length, tokenizer=tokenizer, label=label, features=features, group=group
+        image_size,
+        text_length,
+        tokenizer=tokenizer,
+        label=label,
+        features=features,
+        group=group,
+        task=task,
     )
     if names_user_data(name):
         return _user_data(name, options)
@@ -269,7 +280,7 @@ def _user_data(name: str, options: ReadOptions) -> Dataset:
         option is given. One line.
     """
     for option, value in options._asdict().items():
-        if value:
+        if value and value != getattr(ReadOptions(), option):
             raise ValueError(
                 f"{option} is {value!r}, but {name} makes its samples itself; leave it out"
             )

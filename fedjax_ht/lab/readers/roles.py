@@ -36,9 +36,10 @@ class Roles(NamedTuple):
     """The roles of a table's columns.
 
     Attributes:
-      label: column of the labels.
+      label: column of the labels; the first of `targets`, if there are any.
       features: columns of the samples, in the table's order.
       group: column of the samples' groups, such as persons; "" for none.
+      targets: columns of the targets of another task than classification.
       are_named: True if the features are named one by one, and thereby meant.
       sentence: a sentence on the columns that were found by their names; "" where all are named.
     """
@@ -48,6 +49,7 @@ class Roles(NamedTuple):
     group: str
     are_named: bool
     sentence: str
+    targets: tuple[str, ...] = ()
 
 
 def refuse_same_names(columns: Sequence[str]) -> None:
@@ -67,11 +69,13 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
       ValueError: a column that is named is not there, or none is called like a label, or several
         are, or no feature is left. One line.
     """
-    label = _column("label", named, columns, label_candidates(columns))
-    group = _group(named, columns, label)
-    if label == group:
-        raise ValueError(f"column {label!r} is named twice")
-    special = [label, group] if group else [label]
+    labels = named.label.split(",") if named.task != "classification" else [named.label]
+    candidates = label_candidates(columns)
+    labels = [_column("label", named._replace(label=x), columns, candidates) for x in labels]
+    label, group = labels[0], _group(named, columns, labels)
+    special = [*labels, group] if group else labels
+    if len(set(special)) < len(special):
+        raise ValueError(f"{', '.join(map(repr, special))}: a column is named twice")
     features = _features(named.features, columns, special)
     if not features:
         kind = "texts" if named.name.startswith("text:") else "numbers"
@@ -97,12 +101,13 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
         group=group,
         are_named=are_named,
         sentence=sentence,
+        targets=() if named.task == "classification" else tuple(labels),
     )
 
 
-def _group(named: ReadOptions, columns: Sequence[str], label: str) -> str:
+def _group(named: ReadOptions, columns: Sequence[str], labels: Sequence[str]) -> str:
     """The column of the groups; "" where none is named, or called so."""
-    taken = [label, *(feature.removeprefix("-") for feature in named.features)]
+    taken = [*labels, *(feature.removeprefix("-") for feature in named.features)]
     candidates = [column for column in _called(columns, GROUPS) if column not in taken]
     if not named.group and not candidates:
         return ""

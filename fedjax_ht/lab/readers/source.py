@@ -7,18 +7,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_ht.check.names import listed
+from fedjax_ht.check.options import check_value
 from fedjax_ht.core.inputs import Preprocess
 from fedjax_ht.data.conversion import fits_device
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.reading import Reading
+from fedjax_ht.data.targets import multi_label_dataset, regression_dataset
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
 from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole, search, user_path
+
+TaskName = Literal["classification", "regression", "multi-label"]
+"""The meaning of labels: classes, numbers to predict, or 0 and 1 for each of several labels."""
 
 _LONGEST = 1 << 14  # tokens of a text
 
@@ -34,6 +39,8 @@ class ReadOptions(NamedTuple):
       features: columns of the samples; () for all others; with "-" before every name, all others
         but these.
       group: column of the samples' groups; "" for the usual names.
+      task: the meaning of the labels; of other tasks than classification they are numbers, and
+        `label` may name several columns, "a,b".
       name: name of a table without its columns, "csv:mine.csv", for messages; "" in memory.
       target: file in which a reader of images stacks them; None keeps them in memory.
     """
@@ -44,6 +51,7 @@ class ReadOptions(NamedTuple):
     label: str = ""
     features: tuple[str, ...] = ()
     group: str = ""
+    task: TaskName = "classification"
     name: str = ""
     target: Path | None = None
 
@@ -56,6 +64,7 @@ def read_options(
     label: str | None = None,
     features: Sequence[str] = (),
     group: str | None = None,
+    task: TaskName = "classification",
 ) -> ReadOptions:
     """Checks options as a user gives them.
 
@@ -72,6 +81,7 @@ def read_options(
             f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
             "or None"
         )
+    check_value("task", task, TaskName)
     if isinstance(features, str):
         raise ValueError(f"features is {features!r}; give a list of names, [{features!r}]")
     return ReadOptions(
@@ -81,6 +91,7 @@ def read_options(
         label=label or "",
         features=tuple(features),
         group=group or "",
+        task=task,
     )
 
 
@@ -110,6 +121,8 @@ class Raw(NamedTuple):
     Attributes:
       inputs: samples [N, ...]; bytes without a `preprocess` are images of their native size. Or N
         texts, which become tokens.
+      targets: numbers [N] or [N, columns] to predict, or 0 and 1 [N, labels] with the labels' names
+        as `class_names`, where the options ask for another task; `labels` is then not read.
       used_tokenizer: True if the reader itself has made the tokens by the options.
     """
 
@@ -122,6 +135,7 @@ class Raw(NamedTuple):
     vocabulary: int | None = None
     preprocess: Preprocess | None = None
     reading: Reading = Reading()
+    targets: np.ndarray | None = None
     used_tokenizer: bool = False
 
 
@@ -156,18 +170,25 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     if not all(each.is_usual for each in reading.left_out):
         line = f"left out: {listed(list(map(str, reading.left_out)), 20)}"
         reading = dataclasses.replace(reading, warnings=(*reading.warnings, line))
-    return Dataset(
-        name,
-        inputs,
-        raw.labels,
-        tuple(raw.class_names),
-        preprocess=raw.preprocess,
-        official=raw.official,
-        clients=raw.clients,
-        groups=raw.groups,
-        vocabulary=vocabulary,
-        reading=reading,
-    )
+    names = tuple(raw.class_names)
+    fields: dict[str, Any] = {
+        "preprocess": raw.preprocess,
+        "official": raw.official,
+        "clients": raw.clients,
+        "groups": raw.groups,
+        "vocabulary": vocabulary,
+        "reading": reading,
+    }
+    if options.task == "classification":
+        return Dataset(name, inputs, raw.labels, names, **fields)
+    if raw.targets is None:
+        raise ValueError(
+            f"task is {options.task!r}, but the labels of {name} are classes; tables, npz: and hf: "
+            "have targets of other tasks"
+        )
+    if options.task == "regression":
+        return regression_dataset(name, inputs, raw.targets, **fields)
+    return multi_label_dataset(name, inputs, raw.targets, names, **fields)
 
 
 def _refuse_text_options(name: str, raw: Raw, options: ReadOptions) -> None:

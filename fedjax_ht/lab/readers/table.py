@@ -113,8 +113,14 @@ def table_raw(
         if not options.group:
             refuse_groups_of_one(roles.group, len(codes.texts), sum(table.counts))
         groups, group_names = _groups(roles.group, codes)
-    labels, class_names = _labels(table, roles.label)
     warnings, converted, rule = [], (), None
+    targets = None
+    if options.task == "classification":
+        labels, class_names = _labels(table, roles.label)
+    else:
+        class_names = roles.targets
+        targets = _targets(table, class_names, numbers_only, warnings)
+        labels = np.zeros(len(targets), np.int64)
     if numbers_only:
         names = roles.features
         spelt = (_spelt_numbers(name, columns.pop(name), table, warnings) for name in names)
@@ -127,7 +133,8 @@ def table_raw(
         inputs, rule, lines, converted = _samples(roles, features, labels, table)
     # a table without a head has no names to tell
     known = {"label": roles.label, "features": roles.features} if table.roles is None else {}
-    lines = [roles.sentence, *lines, *class_lines(f"column {roles.label!r}", labels, class_names)]
+    if targets is None:
+        lines += class_lines(f"column {roles.label!r}", labels, class_names)
     return Raw(
         inputs,
         labels,
@@ -142,8 +149,9 @@ def table_raw(
             group_names=group_names,
             left_out=table.left_out,
             converted=tuple(converted),
-            warnings=tuple(filter(None, [*lines, *warnings])),
+            warnings=tuple(filter(None, [roles.sentence, *lines, *warnings])),
         ),
+        targets=targets,
     )
 
 
@@ -453,6 +461,33 @@ def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
             f"its {len(names)} classes, as samples without a label have; leave such rows out"
         )
     return labels.astype(np.int64), names
+
+
+def _targets(
+    table: Table, names: Sequence[str], are_spelt: bool, warnings: list[str]
+) -> np.ndarray:
+    """The columns that are targets, float64 [N, columns].
+
+    Raises:
+      ValueError: a column has no numbers, or a value is missing or infinite. One line.
+    """
+    targets = np.empty((sum(table.counts), len(names)))
+    for i, name in enumerate(names):
+        column = table.columns[name]
+        if are_spelt:
+            values = _spelt_numbers(name, column, table, warnings)
+        else:
+            values = _values(name, column, table.place, None)
+        if not isinstance(values, np.ndarray) or values.ndim > 1:
+            raise ValueError(f"target {name!r} holds no numbers; name another column, or make some")
+        targets[:, i] = values
+        bad = np.flatnonzero(~np.isfinite(targets[:, i]))
+        if bad.size:
+            place = table.place(int(bad[0]))
+            raise ValueError(
+                f"{place} has {values[bad[0]]:g} in target {name!r}; leave such rows out"
+            )
+    return targets
 
 
 def _numbered(name: str, codes: Codes) -> tuple[np.ndarray, list[Any]]:

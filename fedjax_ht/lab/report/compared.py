@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_ht.check.options import Part, check_value
+from fedjax_ht.check.options import Part, Positive, check_value
 from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.results import Aim
-from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.report.statistics import best_scores, means_of, paired_difference
+from fedjax_ht.lab.report.rows import are_evaluated, score_in
+from fedjax_ht.lab.report.statistics import best_scores, lead_of, means_of
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
 from fedjax_ht.lab.runs.folder import (
     SHA,
@@ -38,7 +38,7 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     """States the result of equal rows in a sentence, by the best rounds: the best entry beside the
     baseline, or beside the next best where the baseline is the best; "" where an entry has no
     score."""
-    scores = best_scores(histories)
+    scores, score = best_scores(histories), score_in(histories)
     means = means_of(scores)
     if any(map(math.isnan, means.values())):
         return ""
@@ -46,37 +46,40 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
         return reached(histories)
     best, next_best = ranking(histories)[:2]
     beside = baseline if best != baseline else next_best
-    lead = paired_difference(scores[best], scores[beside])
-    points = f"{abs(lead.interval.mean):.1f}"
+    lead = lead_of(scores[best], scores[beside], score)
+    points = f"{abs(lead.interval.mean):{score.short}}"
     if not lead.leads:
         ahead = "ahead " if lead.trials > 1 else ""
-        state = "level" if lead.interval.mean < LEVEL else "not told apart"
-        score = f"{means[best]:.1f} %, difference {points}"
-        return f"{best} and {beside} are {state}: {score}, {ahead}{lead.evidence}."
+        is_level = score.is_share and lead.interval.mean < LEVEL
+        state = "level" if is_level else "not told apart"
+        value = f"{score.before}{means[best]:{score.short}}{score.unit}, difference {points}"
+        return f"{best} and {beside} are {state}: {value}, {ahead}{lead.evidence}."
     if beside == baseline or len(means) == 2:
-        return f"{best} is ahead of {beside} by {points} points, {lead.evidence}."
-    return f"{best} is ahead of all others, and of {beside} by {points} points, {lead.evidence}."
+        return f"{best} is ahead of {beside} by {points}{score.points}, {lead.evidence}."
+    others = f"all others, and of {beside} by {points}{score.points}"
+    return f"{best} is ahead of {others}, {lead.evidence}."
 
 
 def reached(histories: Mapping[str, Runs]) -> str:
-    """States the accuracy of an entry alone; "" where it has none."""
-    ((label, scores),) = best_scores(histories).items()
+    """States the score of an entry alone; "" where it has none."""
+    ((label, scores),), score = best_scores(histories).items(), score_in(histories)
     mean = sum(scores) / len(scores)
     if math.isnan(mean):
         return ""
     over = "clients"
     if len(scores) > 1:
         over += f" and {len(scores)} trials"
-    return f"{label} reaches {mean:.1f} % in its best round, on average over {over}."
+    value = f"{score.before}{mean:{score.short}}{score.unit}"
+    return f"{label} reaches {value} in its best round, on average over {over}."
 
 
 def ranking(histories: Mapping[str, Runs]) -> list[str]:
-    """Returns the labels by the mean accuracy over the trials' best rounds, the highest first; of
-    equal ones in their order."""
-    means = means_of(best_scores(histories))
+    """Returns the labels by the mean score over the trials' best rounds, the best first; of equal
+    ones in their order."""
+    means, sign = means_of(best_scores(histories)), score_in(histories).sign
 
     def rank(label: str) -> float:
-        return math.inf if math.isnan(means[label]) else -means[label]
+        return math.inf if math.isnan(means[label]) else -sign * means[label]
 
     return sorted(means, key=rank)
 
@@ -87,7 +90,8 @@ def winner(histories: Mapping[str, Runs]) -> str | None:
         return None
     scores = best_scores(histories)
     best, next_best = ranking(histories)[:2]
-    return best if paired_difference(scores[best], scores[next_best]).leads else None
+    lead = lead_of(scores[best], scores[next_best], score_in(histories))
+    return best if lead.leads else None
 
 
 MOST_NAMED = 2
@@ -403,8 +407,8 @@ def read_page(workdir: Path) -> Page | None:
             raise TypeError("labels, score and command are texts")
         if len(set(page.labels)) < len(page.labels):
             raise ValueError("labels has one label twice")
-        for name in ("target", "share"):
-            check_value(name, getattr(aim, name, None), Part | None)
+        check_value("target", getattr(aim, "target", None), Positive | None)
+        check_value("share", getattr(aim, "share", None), Part | None)
         return page
 
 

@@ -11,8 +11,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fedjax_ht.lab.files import csv_text
 from fedjax_ht.simulation.rows import Row
 
@@ -164,18 +162,6 @@ def columns_table(
         written = {title: write(*row) for title, write in columns.items()}
         cells.append({title: text for title, text in written.items() if text is not None})
     return table_of(cells, list(columns), importance, winner)
-
-
-def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
-    """Formats a mean of shares over trials, with their standard deviation where there are several:
-    "80.44 ± 0.60"; "-" without any row."""
-    if not rows:
-        return "-"
-    values = [100 * row[key] for row in rows]
-    mean = f"{np.mean(values):.2f}"
-    if spread and len(values) > 1:
-        return f"{mean} ± {np.std(values):.2f}"
-    return mean
 
 
 def rounds_of(rows: Sequence[Row]) -> str:

@@ -13,13 +13,18 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.report.compared import Compared
 from fedjax_ht.lab.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
-from fedjax_ht.lab.report.rows import has_clock, rows_of_all, values
+from fedjax_ht.lab.report.rows import Score, has_clock, rows_of_all, score_in, values
 from fedjax_ht.simulation.history import best, wire_bytes
-from fedjax_ht.simulation.rows import History, Runs, evaluated
+from fedjax_ht.simulation.rows import History, Runs, evaluated, score_of
 
-ACCURACY = "test accuracy, mean over clients (%)"
+AT_BEST = " at the best round"
 MARKS = 10  # small marks on a curve, about
 EARLY = 0.3  # share of the rounds whose accuracies and differences may leave their panel
+
+
+def axis_label(score: Score, of: str = ", mean over clients") -> str:
+    """Returns the label of an axis of scores."""
+    return f"test {score.name}{of}{' (%)' if score.is_share else ''}"
 
 
 def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
@@ -64,9 +69,10 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
             axes.fill_between(rounds, points.min(0), points.max(0), color=color, alpha=0.2, lw=0)
         # the first rounds differ by tens of points, beside which the later ones would be a line
         beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
-    span = np.concatenate([[0.0], *beyond])
-    margin = max(0.5, 0.1 * np.ptp(span))
-    axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=f"points ahead of {baseline}")
+    span, score = np.concatenate([[0.0], *beyond]), score_in(histories)
+    margin = max(0.5 if score.is_share else 0, 0.1 * np.ptp(span))
+    ahead = f"{'points' if score.is_share else score.name} ahead of {baseline}"
+    axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=ahead)
     scale_rounds(axes, histories)
     axes.grid(alpha=0.3)
 
@@ -79,18 +85,20 @@ def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
 
 
 def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
-    """Subtracts a baseline's accuracies, trial by trial, at the rounds in which both are evaluated.
+    """Subtracts a baseline's scores, trial by trial, at the rounds in which both are evaluated.
 
     Returns:
-      Rounds, int [evaluations], and differences in percentage points, float [trials, evaluations].
+      Rounds, int [evaluations], and differences, above 0 where `runs` are better, float [trials,
+      evaluations]; of shares in percentage points.
     """
-    points = []
+    points, score = [], score_in({"": runs})
     rounds: list[int] = []
     for history, other in zip(runs, baseline):
-        scores = {row["round"]: row["accuracy"] for row in evaluated(history)}
-        compared = {row["round"]: row["accuracy"] for row in evaluated(other)}
+        scores = {row["round"]: row[score.key] for row in evaluated(history)}
+        compared = {row["round"]: row[score.key] for row in evaluated(other)}
         rounds = sorted(scores.keys() & compared.keys())
-        points.append([100 * (scores[number] - compared[number]) for number in rounds])
+        sign = score.sign * score.factor
+        points.append([sign * (scores[number] - compared[number]) for number in rounds])
     return np.array(rounds), np.array(points)
 
 
@@ -104,7 +112,7 @@ def costs(histories: Mapping[str, Runs]) -> Figure:
         place.set(xlabel=label)
         place.xaxis.set_major_locator(MaxNLocator(5))
     scale_bytes(axes[0], histories)
-    axes[0].set(ylabel=ACCURACY)
+    axes[0].set(ylabel=axis_label(score_in(histories)))
     handles, names = axes[1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
@@ -119,7 +127,7 @@ def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     """Draws accuracy on an axis of rounds from 0 to the last one."""
     draw_accuracy(axes, histories, rounds_evaluated)
     scale_rounds(axes, histories)
-    axes.set(ylabel=ACCURACY)
+    axes.set(ylabel=axis_label(score_in(histories)))
 
 
 def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
@@ -139,7 +147,7 @@ def _plain(value: float, _: int) -> str:
 
 def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> np.ndarray:
     """Sums the costs of rounds until each evaluation of a run; `spent` is by row."""
-    return np.cumsum(spent)[["accuracy" in row for row in history]]
+    return np.cumsum(spent)[[score_of(row) in row for row in history]]
 
 
 def teraflop(history: History) -> np.ndarray:
@@ -171,7 +179,7 @@ def draw_accuracy(
     axes: Axes,
     histories: Mapping[str, Runs],
     position: Callable[[History], Sequence[float] | np.ndarray],
-    score: str = "accuracy",
+    score: Score | None = None,
 ) -> None:
     """Draws the curves of `accuracy_curves`.
 
@@ -179,16 +187,18 @@ def draw_accuracy(
       axes: the axes to draw on.
       histories: label of an entry -> its runs.
       position: rows of a run -> where its evaluations lie; the mean over runs is taken.
-      score: the accuracy that is drawn.
+      score: the score that is drawn; None for that of the rows.
     """
-    looks = styles(histories)
+    looks, score = styles(histories), score or score_in(histories)
     for i, (name, runs) in enumerate(histories.items()):
         places = np.mean([np.asarray(position(history)) for history in runs], axis=0)
-        scores = 100 * np.array([values(evaluated(history), score) for history in runs])
+        scores = np.array([values(evaluated(history), score.key) for history in runs])
+        scores = score.factor * scores
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
         if not places.any():  # an entry that has sent nothing has no place on a log scale
-            axes.axhline(mean.max(), label=name, lw=1.8, color=colour, ls="--")
+            top = mean[(score.sign * mean).argmax()]
+            axes.axhline(top, label=name, lw=1.8, color=colour, ls="--")
             continue
         every = max(1, len(places) // MARKS)
         # Marks of neighbouring entries start at different evaluations, so that they do not meet.
@@ -196,22 +206,24 @@ def draw_accuracy(
         if len(runs) > 1:
             low, high = scores.min(0), scores.max(0)
             axes.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
-        best = mean.argmax()
+        best = (score.sign * mean).argmax()
         mark = {"color": colour, "ms": 9, "mfc": "white", "mew": 1.8}
         axes.plot(places[best], mean[best], look["marker"], **mark)
     axes.set(ylim=late_range(histories, score))
     axes.grid(alpha=0.3)
 
 
-def late_range(histories: Mapping[str, Runs], score: str) -> tuple[float, float]:
-    """Returns the range of a score in percent after the first rounds, and of each run's best; of
-    few rounds the range of all."""
+def late_range(histories: Mapping[str, Runs], score: Score) -> tuple[float, float]:
+    """Returns the range of a score, as it is shown, after the first rounds, and of each run's best;
+    of few rounds the range of all."""
     last = max(values(rows_of_all(histories), "round"))
     first = EARLY * last if last > 3 else 0
-    late = values([row for row in rows_of_all(histories) if row["round"] >= first], score)
-    late += [max(values(history, score)) for runs in histories.values() for history in runs]
-    margin = max(0.5, 5 * np.ptp(late))
-    return 100 * min(late) - margin, 100 * max(late) + margin
+    late = values([row for row in rows_of_all(histories) if row["round"] >= first], score.key)
+    for runs in histories.values():
+        late += [max(values(history, score.key), key=lambda x: score.sign * x) for history in runs]
+    late = score.factor * np.array(late)
+    margin = max(0.5 if score.is_share else 0, 0.05 * np.ptp(late))
+    return late.min() - margin, late.max() + margin
 
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
@@ -246,35 +258,37 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
     the first entry's accuracy; of more clients than have room, each entry's own from worst to
     best."""
     values = {name: mean_of_clients(runs) for name, runs in histories.items()}
-    first = next(iter(values.values()))
+    first, score = next(iter(values.values())), score_in(histories)
     if len(first) > ROOM:
-        return client_quantiles(values)
-    order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
+        return client_quantiles(values, score)
+    order = np.argsort(np.nan_to_num(score.sign * first, nan=-np.inf), kind="stable")
     figure, axes = subplots(figsize=(min(WIDE, max(8.4, 0.22 * len(order) + 2)), 4))
     looks = styles(values)
     for name, accuracy in values.items():
         look = looks[name] | {"ls": "none", "ms": 5, "alpha": 0.8}
-        axes.plot(accuracy[order], label=f"{name} (mean {np.nanmean(accuracy):.1f})", **look)
+        axes.plot(
+            accuracy[order], label=f"{name} (mean {np.nanmean(accuracy):{score.form}})", **look
+        )
     ids = evaluated_ids(next(iter(histories.values())))
     axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
-    axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
+    axes.set(xlabel="client id", ylabel=axis_label(score, AT_BEST))
     axes.grid(alpha=0.3)
     legend(axes, FEW + 1)  # points are everywhere within the axes
     return figure
 
 
-def client_quantiles(values: Mapping[str, np.ndarray]) -> Figure:
-    """Draws the accuracies of each entry's clients in percent, from worst to best."""
+def client_quantiles(values: Mapping[str, np.ndarray], score: Score) -> Figure:
+    """Draws the scores of each entry's clients, from worst to best."""
     figure, axes = subplots(figsize=(8.4, 4))
     looks = styles(values)
     for i, (name, accuracy) in enumerate(values.items()):
-        ordered = np.sort(accuracy[~np.isnan(accuracy)])
+        ordered = score.sign * np.sort(score.sign * accuracy[~np.isnan(accuracy)])
         share = 100 * (np.arange(len(ordered)) + 0.5) / max(1, len(ordered))
         every = max(1, len(ordered) // 10)
         marks = (i * every // len(values), every)
         look = looks[name] | {"ms": 4, "lw": 1.5, "markevery": marks}
-        axes.plot(share, ordered, label=f"{name} (mean {ordered.mean():.1f})", **look)
-    axes.set(xlabel="clients, from worst to best (%)", ylabel="test accuracy at the best round (%)")
+        axes.plot(share, ordered, label=f"{name} (mean {ordered.mean():{score.form}})", **look)
+    axes.set(xlabel="clients, from worst to best (%)", ylabel=axis_label(score, AT_BEST))
     axes.grid(alpha=0.3)
     legend(axes, FEW + 1)
     return figure
@@ -301,7 +315,7 @@ def client_spread(histories: Mapping[str, Runs]) -> Figure:
         meanprops={"marker": "^", **grey},
     )
     axes.invert_yaxis()  # the first on top
-    axes.set(xlabel="test accuracy of a client at the best round (%)")
+    axes.set(xlabel=axis_label(score_in(histories), " of a client at the best round"))
     axes.grid(alpha=0.3, axis="x")
     return figure
 
@@ -313,12 +327,13 @@ def evaluated_ids(runs: Runs) -> Sequence[int]:
 
 
 def mean_of_clients(runs: Runs) -> np.ndarray:
-    """Returns percent per evaluated client at the best round, mean over the runs; NaN for clients
-    without a score."""
+    """Returns the score of each evaluated client at the best round, mean over the runs, shares in
+    percent; NaN for clients without a score."""
     scores = [np.array(best(history).on_test["clients"], np.float64) for history in runs]
     counts = np.sum(~np.isnan(scores), axis=0)
     # nanmean would warn of clients without a score in any trial.
-    return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
+    factor = score_in({"": runs}).factor
+    return np.where(counts > 0, factor * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:

@@ -21,7 +21,7 @@ from fedjax_ht.lab.config.entries import bound_to, described, elsewhere
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.readers.description import describe, kind_of
+from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import named, outliers
 from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
@@ -30,7 +30,7 @@ from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.plots import ROOM, evaluated_ids, mean_of_clients
 from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results
-from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, values
+from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
@@ -167,29 +167,30 @@ def idle_lanes(runs: Runs) -> Iterator[str]:
 
 
 def far_clients(runs: Runs) -> Iterator[str]:
-    """Yields a line for clients whose accuracy at the best round is far below the quartiles of all
-    clients, and one for clients far above."""
-    accuracy = mean_of_clients(runs)
+    """Yields a line for clients whose score at the best round is far worse than the quartiles of
+    all clients, and one for clients far better."""
+    accuracy, score = mean_of_clients(runs), score_in({"": runs})
     if np.isnan(accuracy).all():
         return
     low, high = np.nanquantile(accuracy, [0.25, 0.75])
-    reach = max(FAR * (high - low), LEAST_POINTS)
-    ids = evaluated_ids(runs)
-    for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
+    reach = max(FAR * (high - low), LEAST_POINTS if score.is_share else 0)
+    ids, form = evaluated_ids(runs), ".0f" if score.is_share else score.short
+    for distance, end in ((low - accuracy, "lower"), (accuracy - high, "higher")):
         order = np.argsort(-distance, kind="stable").tolist()
-        far = [f"{ids[i]} ({accuracy[i]:.0f} %)" for i in order if distance[i] > reach]
+        far = [f"{ids[i]} ({accuracy[i]:{form}}{score.unit})" for i in order if distance[i] > reach]
         if far:
             more = f" and {len(far) - MOST_NAMED} others" if len(far) > MOST_NAMED else ""
-            yield f"{named(far[:MOST_NAMED])}{more} reached far {end} than the others"
+            clients = f"{named(far[:MOST_NAMED])}{more}"
+            yield f"far {end} {score.name} than the others: {clients}"
 
 
 def falls(runs: Runs) -> Iterator[str]:
     """Yields a line where the last round is far below the best, on average over runs."""
-    drops = []
+    drops, score = [], score_in({"": runs})
     for history in runs:
-        accuracies = values(history, "accuracy")
-        if len(accuracies) > 1:
-            drops.append(max(accuracies) - accuracies[-1])
+        scores = values(history, score.key) if score.is_share else []
+        if len(scores) > 1:
+            drops.append(max(scores) - scores[-1])
     if drops and np.mean(drops) > FALL:
         yield f"the last round is {100 * np.mean(drops):.1f} points below the best"
 
@@ -236,7 +237,8 @@ def holdings(experiment: Plan) -> str:
     dataset, partition = experiment.dataset, experiment.partitions[0]
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
     tests = np.array([len(client.test) for client in partition])
-    samples = f"{_span(counts.sum(1))} {kind_of(dataset)} of {_span((counts > 0).sum(1))} classes"
+    groups = f"{_span((counts > 0).sum(1))} {grouped_by(dataset)}"
+    samples = f"{_span(counts.sum(1))} {kind_of(dataset)} of {groups}"
     trial = ", in the first trial" if len(set(map(id, experiment.partitions))) > 1 else ""
     return f"A client trains on {samples}, and tests on {_span(tests)}{trial}."
 
@@ -403,8 +405,8 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
     return Document([*blocks, entry_settings(shown)])
 
 
-RESULT = "Accuracy is the mean over clients, each on its own test samples, in the best round."
-LATE = "The axes of accuracy leave out the first rounds."
+RESULT = "{} is the mean over clients, each on its own test samples, in the best round."
+LATE = "The axes of {} leave out the first rounds."
 MAPS = (
     "Some clients of all architectures look at the same test samples with their models of the last "
     "round; marks of one colour that lie together show that the clients' features agree."
@@ -437,7 +439,9 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
             path = workdir / "plots" / f"{name}.svg"
             figures.append(document.figure(path, text))
         sections[heading] = "".join(figures)
-    result = document.warning_box(to_watch(shown)) + document.caption(RESULT)
+    name = score_in(histories).name
+    result = document.warning_box(to_watch(shown))
+    result += document.caption(RESULT.format(name[:1].upper() + name[1:]))
     result += results(shown, page.aim).html() + "".join(map(document.caption, remarks(shown)))
     sections["Result"] += result + comparisons(shown).html()
     by_class = class_table(histories, experiment.dataset.class_names)
@@ -486,11 +490,9 @@ def captions(
 ) -> dict[str, dict[str, str]]:
     """Returns heading -> figure of plots/ -> its caption, which explains only the figure's own
     marks; arguments as of `accuracy_curves`."""
-    runs = list(itertools.chain(*histories.values()))
-    accuracy = f"{LATE} The large mark is the best round, each small one an evaluation"
-    costs = (
-        "The same accuracy against what all clients had sent, computed and waited for until then"
-    )
+    runs, name = list(itertools.chain(*histories.values())), score_in(histories).name
+    accuracy = f"{LATE.format(name)} The large mark is the best round, each small one an evaluation"
+    costs = f"The same {name} against what all clients had sent, computed and waited for until then"
     spread = (
         "Each entry's clients at its best round: quartiles and median, whiskers to the furthest "
         "client within 1.5 box lengths, the others as dots, the mean as a triangle."

@@ -1,7 +1,9 @@
 """The tables of a run: accuracies of its entries, costs until a target accuracy, bytes that they
 sent, and the meaning of columns."""
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +14,16 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table
 from fedjax_ht.lab.report.rows import (
+    ACCURACY,
     AUC,
     MACRO_F1,
+    NAMES,
     PARTICIPANTS,
+    Score,
     after_start,
     mean,
+    rows_of_all,
+    score_in,
     tops_of,
     values,
 )
@@ -32,9 +39,9 @@ FedSSA's code reports it. As a maximum over rounds and draws of participants, it
 NOTES = {
     "macro F1 %": """\
 "macro F1": the mean F1 score of a client's classes, those of its test samples and predictions, \
-and then over clients, in the round of the accuracy.""",
+and then over clients, in the same round.""",
     "AUC %": """\
-"AUC": the area under the ROC curve of a class against the others, in the round of the accuracy. \
+"AUC": the area under the ROC curve of a class against the others, in the same round. \
 It is a mean over the classes of a client's test samples, and then over clients with two classes \
 or more. It uses the scores that choose the predictions.""",
     "participants %": PARTICIPANTS_NOTE,
@@ -47,17 +54,21 @@ def column_notes(titles: Sequence[str]) -> dict[str, Paragraph]:
     return {title: Paragraph(note) for title, note in NOTES.items() if title in titles}
 
 
-def explanation(with_server: bool, several: bool) -> str:
+def explanation(score: Score, with_server: bool, several: bool) -> str:
     """Explains the columns of a comparison.
 
     Args:
+      score: the score of its rows.
       with_server: True if there is a column of the server's own model.
       several: True if there are several trials.
     """
-    accuracy = "Accuracies are those of the best round on the test sets"
+    accuracy = f"The {score.name} is that of the best round on the test sets"
+    if score.key == "accuracy":
+        accuracy = "Accuracies are those of the best round on the test sets"
+    end = "above" if score.sign > 0 else "below"
     costs = (
         "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "
-        "through the first evaluation at or above the target"
+        f"through the first evaluation at or {end} the target"
     )
     seconds = "Seconds are the median round, and the whole run with evaluation and compilation"
     client = (
@@ -77,11 +88,6 @@ GLOBAL = "global_accuracy_head"  # of the server's own model
 SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
 BY_CLASS = "class_accuracy"
 STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
-IMPORTANCE = (
-    *("accuracy %", "server's model %", "last %", "best round", "uplink", "s/round"),
-    *("by validation %", "worst 10 %", "macro F1 %", "AUC %", "participants %", "downlink"),
-    *("FLOPs", "simulated s to best"),
-)
 
 
 class Scored(NamedTuple):
@@ -115,12 +121,13 @@ def scored(runs: Runs) -> Scored:
 
 def _percent(rows: Sequence[Row], key: str) -> str | None:
     """Formats a mean of shares; None unless there are rows, and all of them have it."""
-    return document.percent(rows, key) if rows and all(key in row for row in rows) else None
+    return ACCURACY.of_trials(rows, key) if rows and all(key in row for row in rows) else None
 
 
-def _validated(of: Scored) -> str | None:
-    chosen = _percent(of.validated, "accuracy")
-    return chosen and f"{chosen} (round {document.rounds_of(of.validated)})"
+def _validated(score: Score, of: Scored) -> str | None:
+    if not of.validated:
+        return None
+    return f"{score.of_trials(of.validated)} (round {document.rounds_of(of.validated)})"
 
 
 def _seconds(key: str) -> Column:
@@ -139,27 +146,50 @@ def _simulated(_: str, of: Scored) -> str | None:
     return f"{np.mean(clocks):.4g}" if values(of.rounds, "simulated_clock") else None
 
 
-COLUMNS: dict[str, Column] = {
-    "method": lambda label, _: label,
-    "accuracy %": lambda _, of: document.percent(of.tops, "accuracy"),
-    "by validation %": lambda _, of: _validated(of),
-    "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
-    "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
-    "± clients": lambda _, of: document.percent(of.tops, "accuracy_std", spread=False),
-    "weighted %": lambda _, of: document.percent(of.tops, "accuracy_weighted"),
-    "macro F1 %": lambda _, of: _percent(of.tops, MACRO_F1),
-    "AUC %": lambda _, of: _percent(of.tops, AUC),
-    "best round": lambda _, of: document.rounds_of(of.tops) or "-",
-    "last %": lambda _, of: document.percent(of.lasts, "accuracy"),
-    "worst 10 %": lambda _, of: document.percent(of.tops, "accuracy_worst10"),
-    "uplink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "uplink")),
-    "downlink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "downlink")),
-    "FLOPs": lambda _, of: document.human_flops(mean_of_all(of.rounds, "flops")),
-    "s/round": _seconds("seconds_round"),
-    **{f"{stage} s": _seconds(f"seconds_{stage}") for stage in STAGES},
-    "simulated s to best": _simulated,
-}
-"""Title of a column of a run's table -> what it writes of an entry; None of one that lacks it."""
+def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
+    """Returns title of a column of a run's table -> what it writes of an entry; None of one that
+    lacks it. `others` are the further metrics of a task other than classification."""
+    unit = score.unit
+    return {
+        "method": lambda label, _: label,
+        f"{score.name}{unit}": lambda _, of: score.of_trials(of.tops),
+        **{NAMES.get(name, name): _mean_column(name) for name in others},
+        f"by validation{unit}": lambda _, of: _validated(score, of),
+        "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
+        "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
+        "± clients": lambda _, of: score.of_trials(of.tops, f"{score.key}_std", spread=False),
+        "weighted %": lambda _, of: _percent(of.tops, "accuracy_weighted"),
+        "macro F1 %": lambda _, of: _percent(of.tops, MACRO_F1),
+        "AUC %": lambda _, of: _percent(of.tops, AUC),
+        "best round": lambda _, of: document.rounds_of(of.tops) or "-",
+        f"last{unit}": lambda _, of: score.of_trials(of.lasts),
+        "worst 10 %": lambda _, of: score.of_trials(of.tops, f"{score.key}_worst10"),
+        "uplink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "uplink")),
+        "downlink": lambda _, of: document.human_bytes(mean_bytes(of.rounds, "downlink")),
+        "FLOPs": lambda _, of: document.human_flops(mean_of_all(of.rounds, "flops")),
+        "s/round": _seconds("seconds_round"),
+        **{f"{stage} s": _seconds(f"seconds_{stage}") for stage in STAGES},
+        "simulated s to best": _simulated,
+    }
+
+
+def _mean_column(key: str) -> Column:
+    """Returns the column of a metric's mean over trials, of entries whose rows all have it."""
+
+    def write(_: str, of: Scored) -> str | None:
+        known = values(of.tops, key)
+        return f"{np.mean(known):.4g}" if known and len(known) == len(of.tops) else None
+
+    return write
+
+
+def _importance(score: Score) -> tuple[str, ...]:
+    unit = score.unit
+    return (
+        *(f"{score.name}{unit}", "server's model %", f"last{unit}", "best round", "uplink"),
+        *("s/round", f"by validation{unit}", "worst 10 %", "macro F1 %", "AUC %"),
+        *("participants %", "downlink", "FLOPs", "simulated s to best"),
+    )
 
 
 def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Document:
@@ -177,12 +207,19 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
       histories: label of an entry -> its runs.
       winner: label of the entry whose accuracy a page highlights.
     """
-    rows = [(label, scored(runs)) for label, runs in histories.items()]
-    table = document.columns_table(COLUMNS, rows, IMPORTANCE, winner)
+    rows, score = [(label, scored(runs)) for label, runs in histories.items()], score_in(histories)
+    others = [] if score.is_share else further_metrics(histories, score)
+    table = document.columns_table(columns_of(score, others), rows, _importance(score), winner)
     folded = []
     for title, note in column_notes(table.head).items():
         folded.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
     return Document([table, *folded])
+
+
+def further_metrics(histories: Mapping[str, Runs], score: Score) -> list[str]:
+    """Returns the names of a task's metrics beside its score, which rows have pooled, too."""
+    names = dict.fromkeys(itertools.chain(*rows_of_all(histories)))
+    return [name for name in names if f"{name}_pooled" in names and name != score.key]
 
 
 def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
@@ -239,7 +276,12 @@ class Cost(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """The target that the costs of a comparison are counted to: arguments of `choose_target`."""
+    """The target that the costs of a comparison are counted to.
+
+    Attributes:
+      score: "accuracy" for the task's own score, or `PARTICIPANTS`.
+      target, share: arguments of `choose_target`.
+    """
 
     score: str = "accuracy"
     target: float | None = None
@@ -251,7 +293,7 @@ class Line(NamedTuple):
 
     Attributes:
       accuracy, accuracy_std: mean and standard deviation (of the population), over trials, of the
-        best rounds' accuracies on the test sets.
+        best rounds' accuracies on the test sets, or of the scores of another task.
       macro_f1: mean over trials of the macro F1 in the best rounds; NaN where it is not known, as
         in rows of an earlier version.
       auc: mean over trials of the AUC in the best rounds; NaN where it was not asked for.
@@ -283,9 +325,9 @@ class Line(NamedTuple):
     seconds: float
 
 
-def cost_to_reach(history: History, target: float, score: str = "accuracy") -> Cost | None:
-    """Sums the costs of a run's rounds through the first whose score is at or above the target;
-    None if there is none."""
+def cost_to_reach(history: History, target: float, score: Score = ACCURACY) -> Cost | None:
+    """Sums the costs of a run's rounds through the first whose score reaches the target; None if
+    there is none."""
     through = rows_through(history, target, score)
     if not through:
         return None
@@ -303,42 +345,44 @@ def cost_to_reach(history: History, target: float, score: str = "accuracy") -> C
     )
 
 
-def rows_through(history: History, target: float, score: str) -> History:
-    """Returns a run's rows through the first whose score is at or above the target; none if the
-    target is not reached."""
+def rows_through(history: History, target: float, score: Score) -> History:
+    """Returns a run's rows through the first whose score reaches the target; none if none does."""
     for i, row in enumerate(history):
-        if row.get(score, -1) >= target:
+        if score.key in row and score.sign * (row[score.key] - target) >= 0:
             return history[: i + 1]
     return []
 
 
 def choose_target(
-    histories: Mapping[str, Runs], score: str, target: float | None, share: float | None
+    histories: Mapping[str, Runs], score: Score, target: float | None, share: float | None
 ) -> tuple[float, str]:
-    """Returns the accuracy to reach, and where it comes from.
+    """Returns the score to reach, and where it comes from.
 
     Args:
       histories: label of an entry -> its runs.
-      score: column that holds the accuracy.
-      target: the accuracy itself, in (0, 1].
-      share: the accuracy as a share, in (0, 1], of the highest that any trial of any entry has.
-        Without both, it is the highest that every trial of every entry reaches.
+      score: the score.
+      target: the value itself; of accuracies in (0, 1].
+      share: the value as a share, in (0, 1], of the highest that any trial of any entry has.
+        Without both, it is the best that every trial of every entry reaches.
 
     Raises:
       ValueError: an entry has no such score.
     """
     bests = []
     for label, runs in histories.items():
-        tops = tops_of(runs, score)
+        tops = tops_of(runs, score.key)
         if not tops:
-            raise ValueError(f"--target_score is {score!r}, which {label} does not have")
-        bests += values(tops, score)
+            raise ValueError(f"--target_score is {score.key!r}, which {label} does not have")
+        bests += values(tops, score.key)
     if target is not None:
         return target, "as asked"
     if share is not None:
         highest = max(bests)
-        return share * highest, f"{share:.4g} of {100 * highest:.2f} %, the best of all trials"
-    return min(bests), "the lowest best accuracy of all trials, which all reach"
+        text = f"{score.text(highest)}{score.unit}"
+        return share * highest, f"{share:.4g} of {text}, the best of all trials"
+    worst = min(bests, key=lambda value: score.sign * value)
+    end = "lowest" if score.sign > 0 else "highest"
+    return worst, f"the {end} best {score.name} of all trials, which all reach"
 
 
 def costs(
@@ -350,19 +394,22 @@ def costs(
     Raises:
       ValueError: an entry has no such score.
     """
-    target, origin = choose_target(histories, *aim)
-    lines = {label: summarise(runs, target, aim.score) for label, runs in histories.items()}
-    if aim.score != "accuracy":
+    score = score_in(histories)
+    of_target = score if aim.score == "accuracy" else Score(aim.score)
+    target, origin = choose_target(histories, of_target, aim.target, aim.share)
+    lines = {label: summarise(runs, target, of_target) for label, runs in histories.items()}
+    if aim.score == PARTICIPANTS:
         origin += ", by the round's participants"
-    return lines, target, comparison_text(lines, target, origin, winner)
+    return lines, target, comparison_text(lines, target, origin, winner, score)
 
 
-def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
-    """Computes an entry's line of a comparison."""
+def summarise(runs: Runs, target: float, of_target: Score = ACCURACY) -> Line:
+    """Computes an entry's line of a comparison; the target is one of `of_target`."""
+    score = score_in({"": runs})
     tops, of_server = [best(history).on_test for history in runs], tops_of(runs, GLOBAL)
-    reaching = [cost_to_reach(history, target, score) for history in runs]
+    reaching = [cost_to_reach(history, target, of_target) for history in runs]
     costs = [cost for cost in reaching if cost is not None]
-    scores, first = values(tops, "accuracy"), runs[0]  # rows have the seconds of all runs together
+    scores, first = values(tops, score.key), runs[0]  # rows have the seconds of all runs together
     return Line(
         accuracy=float(np.mean(scores)),
         accuracy_std=float(np.std(scores)),
@@ -381,20 +428,25 @@ def summarise(runs: Runs, target: float, score: str = "accuracy") -> Line:
 
 
 def comparison_text(
-    lines: Mapping[str, Line], target: float, origin: str, winner: str | None = None
+    lines: Mapping[str, Line],
+    target: float,
+    origin: str,
+    winner: str | None = None,
+    score: Score = ACCURACY,
 ) -> Document:
     """Writes a comparison: the target, the table, and the meaning of its columns.
 
     Args:
       lines: label of an entry -> its line.
-      target: the accuracy that costs are counted to, in [0, 1].
+      target: the score that costs are counted to; an accuracy is in [0, 1].
       origin: words on the origin of the target.
-      winner: label of the entry whose accuracy a page highlights.
+      winner: label of the entry whose score a page highlights.
+      score: the score of the rows.
     """
-    aim = f"{100 * target:.2f} %"
+    title, aim = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
     columns: dict[str, Column] = {
         "method": lambda label, _: label,
-        "accuracy %": lambda _, line: _accuracy(line),
+        title: lambda _, line: _with_spread(score, line),
         "macro F1 %": lambda _, line: _share(line.macro_f1),
         "AUC %": lambda _, line: _share(line.auc),
         "participants %": lambda _, line: _share(line.participants_accuracy),
@@ -408,10 +460,10 @@ def comparison_text(
         "s/round": lambda _, line: f"{line.seconds_per_round:.2f}",
         "seconds": lambda _, line: f"{line.seconds:.0f}",
     }
-    important = ["accuracy %", "server's model %", *list(columns)[7:10], "s/round", "best round"]
+    important = [title, "server's model %", *list(columns)[7:10], "s/round", "best round"]
     table = document.columns_table(columns, lines.items(), important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
-    meaning = Paragraph(explanation("server's model %" in table.head, several))
+    meaning = Paragraph(explanation(score, "server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]
     target_line = Paragraph(f"Target: {aim} ({origin}).")
     return Document([target_line, table, Folded("What the columns mean", notes)])
@@ -421,9 +473,9 @@ def _share(value: float) -> str | None:
     return None if math.isnan(value) else f"{100 * value:.2f}"
 
 
-def _accuracy(line: Line) -> str:
-    spread = f" ± {100 * line.accuracy_std:.2f}" if len(line.best_rounds) > 1 else ""
-    return f"{100 * line.accuracy:.2f}{spread}"
+def _with_spread(score: Score, line: Line) -> str:
+    spread = f" ± {score.text(line.accuracy_std)}" if len(line.best_rounds) > 1 else ""
+    return f"{score.text(line.accuracy)}{spread}"
 
 
 def _until(line: Line, field: str, write: Callable[[float], str]) -> str:
@@ -441,17 +493,19 @@ def write_csv(
     path: Path,
     *,
     gains: Mapping[str, Gains] | None = None,
+    score: Score = ACCURACY,
 ) -> Path:
     """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty.
 
     Args:
       lines: label of an entry -> its line.
-      target: the accuracy that costs are counted to, in [0, 1].
+      target: the score that costs are counted to; an accuracy is in [0, 1].
       path: path of the CSV.
       gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
         are empty, and without gains there are no such columns.
+      score: the score of the rows, whose name stands in place of "accuracy".
     """
-    fields = list(Line._fields)
+    fields = [re.sub("^accuracy", score.key, field) for field in Line._fields]
     fields.remove("cost")  # its own fields stand at the end
     head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
     if gains:

@@ -1,16 +1,102 @@
-"""Selections of rows and of their values."""
+"""Selections of rows and of their values, and how a run's score is shown."""
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.task import Task
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 PARTICIPANTS = "accuracy_participants"
 MACRO_F1, AUC = "macro_f1", "auc"
+NAMES = {"micro_f1": "micro F1", "rmse": "RMSE", "mae": "MAE", "r2": "R2"}
+"""Metrics that tables name otherwise than rows."""
+SHARES = re.compile("accuracy|_f1|auc|exact")
+"""Of the names of metrics in [0, 1], which tables have in percent."""
+
+
+class Score(NamedTuple):
+    """The score of a run's task, and its form in tables and pictures.
+
+    Attributes:
+      key: its column in rows, such as "accuracy" or "rmse".
+      sign: 1 if higher scores are better, -1 if lower ones are.
+    """
+
+    key: str = "accuracy"
+    sign: int = 1
+
+    @property
+    def is_share(self) -> bool:
+        return SHARES.search(self.key) is not None
+
+    @property
+    def name(self) -> str:
+        return NAMES.get(self.key, self.key)
+
+    @property
+    def unit(self) -> str:
+        """What stands behind a value; targets' own units have no name."""
+        return " %" if self.is_share else ""
+
+    @property
+    def factor(self) -> int:
+        """The number that a column's values are shown times."""
+        return 100 if self.is_share else 1
+
+    @property
+    def form(self) -> str:
+        """The format of a shown value."""
+        return ".2f" if self.is_share else ".4g"
+
+    @property
+    def short(self) -> str:
+        """The format of a shown value in a sentence."""
+        return ".1f" if self.is_share else ".3g"
+
+    @property
+    def before(self) -> str:
+        """What stands before a value in a sentence: a percentage without a name is an accuracy."""
+        return "" if self.key == "accuracy" else f"{self.name} "
+
+    @property
+    def points(self) -> str:
+        """The unit of a difference, after a blank."""
+        return " points" if self.is_share else f" of {self.name}"
+
+    def text(self, value: float) -> str:
+        """Writes a value of a row."""
+        return f"{self.factor * value:{self.form}}"
+
+    def of_trials(self, rows: Sequence[Row], key: str = "", spread: bool = True) -> str:
+        """Writes the mean over rows of trials, with their standard deviation where there are
+        several: "80.44 ± 0.60"; "-" without any row."""
+        if not rows:
+            return "-"
+        values = [row[key or self.key] for row in rows]
+        mean = self.text(float(np.mean(values)))
+        return f"{mean} ± {self.text(float(np.std(values)))}" if spread and len(rows) > 1 else mean
+
+
+ACCURACY = Score()
+"""The score of classification."""
+
+
+def score_of_task(task: Task) -> Score:
+    """Returns the score of a task."""
+    return Score(task.score, -1 if task.better == "lower" else 1)
+
+
+def score_in(histories: Mapping[str, Runs]) -> Score:
+    """Returns the score of a run's rows, which is that of all entries."""
+    for row in rows_of_all(histories):
+        if row.get("score") in row:
+            return Score(row["score"], -1 if row["better"] == "lower" else 1)
+    return ACCURACY
 
 
 def values(rows: Iterable[Row], key: str) -> list[Any]:

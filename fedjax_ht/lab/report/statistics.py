@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from fedjax_ht.lab.config.entries import BASELINE, baseline_of, method_of
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table, columns_table
-from fedjax_ht.lab.report.rows import AUC, MACRO_F1
+from fedjax_ht.lab.report.rows import AUC, MACRO_F1, Score, score_in
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
@@ -52,19 +52,21 @@ class Difference(NamedTuple):
       interval: the bootstrap interval of the mean difference, over trials.
       ahead: number of trials in which the difference is above 0.
       trials: number of all trials.
+      least: the mean difference below which there is no lead.
     """
 
     values: list[float]
     interval: Interval
     ahead: int
     trials: int
+    least: float = 0.05
 
     @property
     def leads(self) -> bool:
         """False for a tie: the interval includes 0, or without one some trial is not ahead; or the
-        mean difference is below 0.05."""
+        mean difference is below `least`, which tables show as 0."""
         mean, low, _ = self.interval
-        return mean >= 0.05 and (self.ahead == self.trials if math.isnan(low) else low > 0)
+        return mean >= self.least and (self.ahead == self.trials if math.isnan(low) else low > 0)
 
     @property
     def evidence(self) -> str:
@@ -85,6 +87,12 @@ def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
         return Interval(mean, math.nan, math.nan)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
+
+
+def lead_of(values: Sequence[float], baseline: Sequence[float], score: Score) -> Difference:
+    """Returns how far shown scores are ahead of a baseline's, trial by trial: above 0 is better."""
+    ours, theirs = ([score.sign * value for value in side] for side in (values, baseline))
+    return paired_difference(ours, theirs)._replace(least=0.05 if score.is_share else 1e-9)
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
@@ -118,30 +126,31 @@ def means_of(scores: Trials) -> dict[str, float]:
 
 
 def best_scores(histories: Mapping[str, Runs]) -> Trials:
-    """Returns the accuracies in percent of each entry's trials, in their best rounds."""
-    scores = {}
+    """Returns the scores of each entry's trials in their best rounds, shares in percent."""
+    scores, score = {}, score_in(histories)
     for label, runs in histories.items():
-        scores[label] = percents([best(history).on_test for history in runs])
+        scores[label] = shown_scores([best(history).on_test for history in runs], score)
     return scores
 
 
-def percents(rows: Sequence[Row]) -> list[float]:
-    """Returns the rows' accuracies in percent."""
-    return [100 * row["accuracy"] for row in rows]
+def shown_scores(rows: Sequence[Row], score: Score) -> list[float]:
+    """Returns the rows' scores as tables show them, shares in percent."""
+    return [score.factor * row[score.key] for row in rows]
 
 
 def scores_by_round(histories: Mapping[str, Runs]) -> dict[str, Trials]:
-    """Returns accuracies in percent of the best round, of the one that validation chooses where
+    """Returns shown scores of the best round, of the one that validation chooses where
     there is any, and of the last; name of the round -> entry -> trials.
 
     Rounds that agree in all trials of all entries are one: "best and last".
     """
     tops, chosen, lasts = {}, {}, {}
+    score = score_in(histories)
     for label, runs in histories.items():
         on_test, on_val, last = zip(*map(best, runs))
-        tops[label], lasts[label] = percents(on_test), percents(last)
+        tops[label], lasts[label] = shown_scores(on_test, score), shown_scores(last, score)
         if all(on_val):
-            chosen[label] = percents(on_val)
+            chosen[label] = shown_scores(on_val, score)
     rounds = {"best": tops, "by validation": chosen, "last": lasts}
     if len(chosen) < len(histories):  # an entry has a trial without validation sets
         del rounds["by validation"]
@@ -163,21 +172,22 @@ def listed(names: Sequence[str]) -> str:
 
 
 def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
-    """Makes a table of every entry's accuracy and of its difference to the baseline's, paired by
-    trial, in each of the rounds of `scores_by_round`; of one entry alone an empty document."""
+    """Makes a table of every entry's score and of its lead over the baseline, paired by trial, in
+    each of the rounds of `scores_by_round`; of one entry alone an empty document."""
     if len(histories) < 2:
         return Document()
-    trials = len(histories[baseline])
-    head = ["entry", "round", "accuracy %", f"minus {baseline}, points", "ahead in"]
+    trials, score = len(histories[baseline]), score_in(histories)
+    lead_title = f"minus {baseline}, points" if score.is_share else f"better than {baseline} by"
+    head = ["entry", "round", f"{score.name}{score.unit}", lead_title, "ahead in"]
     importance = ["round", head[3], "ahead in"]
     rows = []
     rounds = scores_by_round(histories)
     for name, scores in rounds.items():
         for label, values in scores.items():
-            cells = [label, name, shown(values, mean_interval(values), ".2f"), "", ""]
+            cells = [label, name, shown(values, mean_interval(values), score.form), "", ""]
             if label != baseline:
-                lead = paired_difference(values, scores[baseline])
-                cells[3] = shown(lead.values, lead.interval, "+.2f")
+                lead = lead_of(values, scores[baseline], score)
+                cells[3] = shown(lead.values, lead.interval, f"+{score.form}")
                 cells[4] = f"{lead.ahead} of {lead.trials}"
             rows.append(cells)
     notes = f"{BEST}."
@@ -204,8 +214,8 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
 def write_trials(
     histories: Mapping[str, Runs], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
-    """Writes a row for each entry and trial, accuracies in [0, 1], and the macro F1 and the AUC
-    in the best round; empty where they are not known.
+    """Writes a row for each entry and trial: the score, an accuracy in [0, 1], and the macro F1 and
+    the AUC in the best round; empty where they are not known.
 
     Args:
       histories: label of an entry -> its runs.
@@ -213,14 +223,14 @@ def write_trials(
       splits: the trials' seeds of their splits.
       path: path of the CSV.
     """
-    rows = []
+    rows, key = [], score_in(histories).key
     for label, runs in histories.items():
         for number, history in enumerate(runs):
             ends = best(history)
-            by_validation = ends.on_val["accuracy"] if ends.on_val else ""
-            scores = [ends.on_test["accuracy"], by_validation, ends.last["accuracy"]]
+            by_validation = ends.on_val[key] if ends.on_val else ""
+            scores = [ends.on_test[key], by_validation, ends.last[key]]
             place = [label, seed + number, splits[number]]
-            beside = [ends.on_test.get(score, "") for score in (MACRO_F1, AUC)]
+            beside = [ends.on_test.get(name, "") for name in (MACRO_F1, AUC)]
             cells = [*place, *scores, ends.on_test["round"], *beside]
             rows.append(list(map(str, cells)))
     head = ["entry", "seed", "split", *SCORES, "best_round", MACRO_F1, AUC]
@@ -238,6 +248,11 @@ NOTE = (
     "and one wrong prediction to each count (Agresti and Caffo, 2000). The worst tenth are the "
     "clients that lose most."
 )
+NOTE_OF_SCORES = (
+    "A client's gain is how far its {} is better than under local training, each in the best "
+    "round, on the same test samples and from the same seed. Gains are means over trials. The "
+    "worst tenth are the clients that lose most."
+)
 NO_BASELINE = (
     f"Whom an entry helps or hurts is not shown: no entry is {BASELINE!r}, whose clients train "
     "alone."
@@ -248,7 +263,7 @@ class Gains(NamedTuple):
     """Clients' gains over local training, means over trials.
 
     Attributes:
-      median: the median gain, in [-1, 1].
+      median: the median gain, of accuracies in [-1, 1]; above 0 is better.
       gaining, losing: shares of the clients that gain and that lose beyond noise; NaN where the
         rows do not say how many test samples a client has, as those of an earlier version.
       worst_tenth: mean over the tenth of the clients that lose most, at least one.
@@ -281,11 +296,12 @@ def beyond_noise(accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.nda
 
 
 def gains_of_run(
-    accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.ndarray | None
+    accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.ndarray | None, sign: int = 1
 ) -> Gains:
     """Summarises the gains of a run's clients; arguments as of `beyond_noise`, without NaN, and
-    `num_samples` None where it is not known."""
-    gains = np.sort(accuracy - baseline)
+    `num_samples` None where it is not known. `sign` is -1 for scores of which lower ones are
+    better."""
+    gains = np.sort(sign * (accuracy - baseline))
     gaining = losing = math.nan
     if num_samples is not None:
         signs = beyond_noise(accuracy, baseline, num_samples)
@@ -311,14 +327,14 @@ def client_gains(histories: Mapping[str, Runs]) -> dict[str, Gains]:
     baseline = baseline_label(histories)
     if baseline is None:
         return {}
-    references = _best_rows(histories[baseline])
+    references, score = _best_rows(histories[baseline]), score_in(histories)
     gains = {}
     for label, runs in histories.items():
         rows = _best_rows(runs)
         if label == baseline or len(rows) != len(references):
             continue
         pairs = [_paired(row, reference) for row, reference in zip(rows, references)]
-        of_runs = [gains_of_run(*pair) for pair in pairs if pair is not None]
+        of_runs = [gains_of_run(*pair, score.sign) for pair in pairs if pair is not None]
         if of_runs and len(of_runs) == len(pairs):
             gains[label] = Gains(*np.mean(of_runs, axis=0).tolist())
     return gains
@@ -362,18 +378,24 @@ def gain_table(histories: Mapping[str, Runs]) -> Document:
     gains = client_gains(histories)
     if not gains:
         return Document()
+    score = score_in(histories)
+    points = ", points" if score.is_share else ""
     columns: dict[str, Column] = {
         "entry": lambda label, _: label,
-        f"median gain over {baseline}, points": lambda _, gain: _points(gain.median),
+        f"median gain over {baseline}{points}": lambda _, gain: _points(score, gain.median),
         "clients that gain %": lambda _, gain: _share(gain.gaining),
         "clients that lose %": lambda _, gain: _share(gain.losing),
-        "worst tenth, points": lambda _, gain: _points(gain.worst_tenth),
+        f"worst tenth{points}": lambda _, gain: _points(score, gain.worst_tenth),
     }
-    return Document([columns_table(columns, gains.items()), Paragraph(NOTE)])
+    note = NOTE if score.key == "accuracy" else NOTE_OF_SCORES.format(score.name)
+    return Document([columns_table(columns, gains.items()), Paragraph(note)])
 
 
-def _points(value: float) -> str:
-    return f"{round(100 * value, 2) + 0.0:+.2f}"  # + 0.0 turns -0.0 into 0.0
+def _points(score: Score, value: float) -> str:
+    shown = score.factor * value
+    if not score.is_share:
+        return f"{shown:+.4g}"
+    return f"{round(shown, 2) + 0.0:+.2f}"  # + 0.0 turns -0.0 into 0.0
 
 
 def _share(value: float) -> str:

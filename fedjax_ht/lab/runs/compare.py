@@ -26,6 +26,7 @@ these expectations (S. R. Searle, G. Casella and C. E. McCulloch, Variance Compo
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.lab.report.results import Aim, costs, write_csv
-from fedjax_ht.lab.report.rows import PARTICIPANTS
+from fedjax_ht.lab.report.rows import PARTICIPANTS, score_in
 from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_trials
 from fedjax_ht.lab.runs.plan import fitting
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
@@ -84,7 +85,9 @@ _OVER = flags.DEFINE_multi_string(
     allow_override=True,
 )
 _TARGET = flags.DEFINE_float(
-    "target", None, "An accuracy in (0, 1]; by default the lowest best accuracy."
+    "target",
+    None,
+    "An accuracy in (0, 1], or the score of another task; by default the worst best.",
 )
 _SHARE = flags.DEFINE_float(
     "target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy."
@@ -139,14 +142,20 @@ def share_of(config: Config, share: str | None) -> Config:
     return only(config, taken)
 
 
-def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
-    """Returns the aim that the flags set.
+def chosen_aim(
+    score: str, target: float | None, share: float | None, task: str = "classification"
+) -> Aim:
+    """Returns the aim that the flags set in a run of the task.
 
     Raises:
       ValueError: a value is out of range, or both are given.
     """
+    if task == "regression" and (share is not None or score != "accuracy"):
+        raise ValueError("--target_share and --target_score are of accuracies; give --target")
+    if task == "regression" and target is not None and not 0 < target < math.inf:
+        raise ValueError(f"--target is {target}; it must be a finite RMSE above 0")
     for flag, value in (("target", target), ("target_share", share)):
-        if value is not None and not 0 < value <= 1:
+        if value is not None and not 0 < value <= 1 and task != "regression":
             raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
     if target is not None and share is not None:
         raise ValueError("--target and --target_share are both given; one of them sets the target")
@@ -161,7 +170,8 @@ def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) ->
     with atomic_open(workdir / "compare.md") as file:
         file.write(result.summary + "\n")
     gains = client_gains(result.histories)
-    sheet = write_csv(lines, target, workdir / "compare.csv", gains=gains)
+    score = score_in(result.histories)
+    sheet = write_csv(lines, target, workdir / "compare.csv", gains=gains, score=score)
     step = int(config.partition.per_trial)
     splits = [config.partition.seed + step * trial for trial in range(config.trials)]
     trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
@@ -215,12 +225,13 @@ def run_crossed(
       The two files; none where the folders are read-only or another process writes.
     """
     first, (splits, models) = config.partition.seed, seeds
-    scores, is_written = [], True
+    scores, is_written, factor = [], True, 100
     for seed in range(first, first + splits):
         partition = dataclasses.replace(config.partition, seed=seed, per_trial=False)
         of_split = dataclasses.replace(config, trials=models, partition=partition)
         result = run_split(of_split, workdir / f"split_{seed}")
         scores.append(best_scores(result.histories))
+        factor = score_in(result.histories).factor
         is_written = is_written and bool(result.files)
     labels = list(scores[0])
     accuracies = np.array([[of_split[label] for of_split in scores] for label in labels])
@@ -231,7 +242,7 @@ def run_crossed(
     rows = []
     for (entry, split, model), accuracy in np.ndenumerate(accuracies):
         seeds_of_run = [str(first + split), str(config.seed + model)]
-        rows.append([labels[entry], *seeds_of_run, str(accuracy / 100)])
+        rows.append([labels[entry], *seeds_of_run, str(accuracy / factor)])
     cells = Table(["entry", "split_seed", "model_seed", "best"], rows)
     files = {"seeds.csv": cells.csv(), "seeds.md": f"{text.markdown()}\n"}
     for name, content in files.items():
@@ -272,7 +283,7 @@ def components(cells: np.ndarray) -> tuple[float, ...]:
 def main(_) -> None:
     config, name = configured()
     config = share_of(comparison(config, _METHODS.value, _TRIALS.value), _ENTRIES.value)
-    aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
+    aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value, config.dataset.task)
     seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
     recipe = parse_space(_OVER.value)
     check_recipe(recipe)

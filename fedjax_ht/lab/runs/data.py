@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import Description, describe
 from fedjax_ht.lab.readers.download import get, listing
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import Source, TaskName
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Bullets, Table
 from fedjax_ht.lab.report.figures import COLOURS, FEW, legend, rendered, subplots
@@ -42,6 +42,9 @@ _DATA_DIR = flags.DEFINE_string(
     "data_dir", "data", "The folder of the sets' files.", allow_override=True
 )
 _PAGE = flags.DEFINE_string("page", None, "show: the page to write; by default data-NAME.html.")
+_TASK = flags.DEFINE_enum(
+    "task", "classification", get_args(TaskName), "show: the meaning of the labels."
+)
 _LABEL = flags.DEFINE_string("label", None, "show: the column of the labels.")
 _FEATURES = flags.DEFINE_list("features", [], "show: the columns of the samples, or -NAME.")
 _GROUP = flags.DEFINE_string("group", None, "show: the column of whose a sample is.")
@@ -109,6 +112,7 @@ def main(arguments: list[str]) -> None:
         label=_LABEL.value,
         features=_FEATURES.value,
         group=_GROUP.value,
+        task=_TASK.value,
     )
 
 

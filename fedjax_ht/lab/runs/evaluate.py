@@ -20,6 +20,7 @@ from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
+from fedjax_ht.lab.report.rows import Score
 from fedjax_ht.lab.runs.folder import check_identity, identity_of, read_folder
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan, Run
@@ -158,16 +159,23 @@ def check_export(path: Path | str) -> None:
 
 
 def print_scores(loaded: LoadedRun, client: int) -> None:
-    """Prints the accuracies of a client's model on its own samples."""
+    """Prints the scores of a client's model on its own samples."""
     dataset, federation = loaded.run.dataset, loaded.run.federation
     bucket = federation.buckets[federation.assignment[client]]
     evaluation = loaded.simulation.evaluate(loaded.state, np.array([client]))
     print(f"client {client} ({bucket.name}), {loaded.run.label} after {loaded.state.round} rounds")
+    scores: dict[str, dict[str, dict[str, np.ndarray]]] = {}  # split -> rule -> metric
     for split, by_rule in evaluation.accuracy.items():
+        scores[split] = {rule: {"accuracy": values} for rule, values in by_rule.items()}
+    if evaluation.measured is not None:
+        scores = evaluation.measured.clients
+    for split, by_rule in scores.items():
         count = evaluation.counts[split][client]
         for rule in loaded.run.method.rules:
-            accuracy = 100 * by_rule[rule][client]
-            print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} {kind_of(dataset)}")
+            for metric, values in by_rule[rule].items():
+                score = Score(metric)
+                value = f"{score.text(values[client])}{score.unit}"
+                print(f"  {split} {score.name} by {rule}: {value} of {count} {kind_of(dataset)}")
 
 
 def main(_) -> None:

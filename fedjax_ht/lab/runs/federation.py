@@ -15,6 +15,7 @@ from fedjax_ht.check.options import NonNegative, allows, check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import Config, ModelConfig
@@ -32,11 +33,19 @@ WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_hea
 
 
 class Task(NamedTuple):
-    """The shapes that models are made for: the fields of a `Dataset`, without its samples."""
+    """The shapes that models of classes are made for: fields of a `Dataset` without samples."""
 
     input_shape: InputShape
     num_classes: int
     vocabulary: int | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_classes
+
+    @property
+    def task(self):
+        return CLASSIFICATION
 
 
 def make_clients(
@@ -77,7 +86,7 @@ def make_clients(
         return sliced_federation(model, rates, dataset)
     modules = architectures or model_group(
         model.group,
-        dataset.num_classes,
+        dataset.num_outputs,
         dataset.input_shape,
         model.feature_dim,
         model.norm,
@@ -91,7 +100,12 @@ def make_clients(
     shared = None if model.shared is None else modules[model.shared]
     modules = adapted_group(model, modules)
     federation_of = functools.partial(
-        make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared
+        make_federation,
+        modules,
+        dataset.input_shape,
+        dataset.num_outputs,
+        shared=shared,
+        task=dataset.task,
     )
     if memory is None:
         federation = federation_of(config.partition.num_clients)
@@ -103,7 +117,9 @@ def make_clients(
             bucket.name: training_memory(bucket, training_of(bucket.name)) for bucket in buckets
         }
         federation = federation_of(assignment=fitting(needed, memory))
-    return _weighted(model, federation, begun, getattr(dataset, "class_names", None))
+    has_classes = dataset.task is CLASSIFICATION
+    names = getattr(dataset, "class_names", None) if has_classes else None
+    return _weighted(model, federation, begun, names)
 
 
 def _weighted(

@@ -389,6 +389,7 @@ def make_dataset(
         features=config.features,
         group=config.group,
         tokenizer=config.tokenizer,
+        task=config.task,
     )
     dataset = with_scale(dataset, config.standardise)
     if config.normalisation != "half":

@@ -10,8 +10,10 @@ from tqdm import tqdm
 
 from fedjax_ht.lab.report.bad_clients import Notes, place_of
 from fedjax_ht.lab.report.document import Document, human_bytes
+from fedjax_ht.lab.report.rows import ACCURACY, Score
 from fedjax_ht.lab.runs.workdir import is_primary
 from fedjax_ht.simulation.history import wire_bytes
+from fedjax_ht.simulation.rows import score_of
 
 
 class Progress:
@@ -29,15 +31,17 @@ class Progress:
     def __init__(self, rounds: int, trials: int, side_by_side: bool = False):
         self.rounds, self.trials, self.side_by_side = rounds, trials, side_by_side
         self.bars: dict[str, tqdm] = {}
-        self.accuracy: dict[tuple[str, int], float] = {}  # by label and trial, in percent
+        self.scores: dict[tuple[str, int], float] = {}  # by label and trial
+        self.score = ACCURACY
         self.seconds: dict[str, list[float]] = {}  # of each row of the last trial, by label
         self.notes = Notes()
 
     def __call__(self, label: str, row: dict) -> None:
         for note in self.notes.of(label, row):
             tell(f"{place_of(label, row, self.trials)}: {note}")
-        if "accuracy" in row:
-            self.accuracy[label, row["trial"]] = 100 * row["accuracy"]
+        if score_of(row) in row:
+            self.score = Score(score_of(row))
+            self.scores[label, row["trial"]] = row[self.score.key]
         text = self._text(label, row)
         if self.side_by_side and self.trials > 1:
             label = f"{label}, trial {row['trial']}"
@@ -45,7 +49,7 @@ class Progress:
             self._draw(label, row["round"], text)
         elif self.side_by_side or row["trial"] == self.trials - 1:
             self.seconds.setdefault(label, []).append(_seconds(row))
-            if "accuracy" in row:
+            if score_of(row) in row:
                 place = f"{label}, round {row['round']} of {self.rounds}"
                 tell(f"{place}: {text}{self._left(label, row['round'])}")
 
@@ -56,12 +60,14 @@ class Progress:
 
     def _text(self, label: str, row: dict) -> str:
         parts = []
-        accuracies = []
-        for (name, trial), accuracy in self.accuracy.items():
+        scores = []
+        for (name, trial), score in self.scores.items():
             if name == label and (trial == row["trial"] or not self.side_by_side):
-                accuracies.append(accuracy)
-        if accuracies:  # a run that goes on may not have evaluated yet
-            parts.append(f"acc {sum(accuracies) / len(accuracies):.2f} %")
+                scores.append(score)
+        if scores:  # a run that goes on may not have evaluated yet
+            name = "acc" if self.score == ACCURACY else self.score.name
+            mean = self.score.text(sum(scores) / len(scores))
+            parts.append(f"{name} {mean}{self.score.unit}")
         parts.append(f"{_seconds(row):.1f} s")
         for way in ("up", "down"):
             parts.append(f"{way} {human_bytes(wire_bytes(row, f'{way}link'))}")

@@ -22,6 +22,7 @@ from fedjax_ht.lab.config.entries import only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
+from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of
 from fedjax_ht.lab.runs.folder import run_folder, write_folder
 from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
@@ -33,7 +34,6 @@ from fedjax_ht.lab.runs.workdir import locked
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.rows import Runs
 
-SCORE = "val_accuracy"
 HALVINGS = 2  # of the points of a fair comparison, where there are rounds enough
 FACTOR = 8.0  # of the config's learning rate, up and down
 RATE = "training.learning_rate"
@@ -187,12 +187,15 @@ class SearchResult(NamedTuple):
 
     Attributes:
       best: the label of the chosen point.
-      scores: number of rounds -> label -> best validation accuracy until then, mean over trials;
-        NaN where a client or the server stopped being finite, which excludes the point.
+      scores: number of rounds -> label -> best validation score until then, mean over trials,
+        negated where lower ones are better; NaN where a client or the server stopped being finite,
+        which excludes the point.
+      score: the score.
     """
 
     best: str
     scores: dict[int, dict[str, float]]
+    score: Score = ACCURACY
 
 
 def searched(
@@ -246,7 +249,8 @@ def searched(
             order, train = trainer(
                 experiment, workdir, trace=trace, tasks=tasks, tell=tell, caught=caught
             )
-            return _halved(list(experiment.runs), order, at, workdir, train=train, tell=tell)
+            result = _halved(list(experiment.runs), order, at, workdir, train=train, tell=tell)
+            return result._replace(score=score_of_task(experiment.dataset.task))
 
         try:
             return search(trace=True)
@@ -315,14 +319,17 @@ def _halved(
 
 
 def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
-    """Returns the mean over trials of the best validation accuracy; NaN where training diverged."""
+    """Returns the mean over trials of the best validation score, negated where lower ones are
+    better; NaN where training diverged."""
     diverged = divergence(runs)
     if diverged:
         tell(f"{place}: left out, {diverged}")
         return math.nan
-    score = float(np.mean([max(row[SCORE] for row in run if SCORE in row) for run in runs]))
-    tell(f"{place}: {100 * score:.2f} % on validation")
-    return score
+    score = score_in({"": runs})
+    tops = tops_of(runs, f"val_{score.key}")
+    value = float(np.mean([top[f"val_{score.key}"] for top in tops]))
+    tell(f"{place}: {score.text(value)}{score.unit} on validation")
+    return score.sign * value
 
 
 def divergence(runs: Runs) -> str | None:
@@ -375,19 +382,20 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
 
 
 def table(result: SearchResult) -> str:
-    """Returns a Markdown table of every point's validation accuracy by rounds, the best of the
-    longest first."""
-    rounds = sorted(result.scores)
+    """Returns a Markdown table of every point's validation score by rounds, the best of the longest
+    first."""
+    rounds, score = sorted(result.scores), result.score
 
     def rank(label: str) -> list[float]:
-        return [-result.scores[r].get(label, -1) for r in reversed(rounds)]
+        return [-result.scores[r].get(label, -math.inf) for r in reversed(rounds)]
 
     def cell(scores: Mapping[str, float], label: str) -> str:
         if label not in scores:
             return ""
-        return "not finite" if math.isnan(scores[label]) else f"{100 * scores[label]:.2f}"
+        return "not finite" if math.isnan(scores[label]) else score.text(score.sign * scores[label])
 
-    head = ["entry", *(f"up to round {r}, validation %" for r in rounds)]
+    of = "%" if score.key == "accuracy" else f"{score.name}{score.unit}"
+    head = ["entry", *(f"up to round {r}, validation {of}" for r in rounds)]
     rows = []
     for label in sorted(result.scores[rounds[0]], key=rank):
         rows.append([label, *(cell(result.scores[r], label) for r in rounds)])

@@ -202,13 +202,13 @@ def test_a_client_far_from_the_others_is_named():
     assert warnings({"a": [rows]}) == []
     rows[1]["clients"] = [0.6, 0.62, 0.61, 0.1, 0.63, 0.64, 0.7, None]
     (far,) = warnings({"a": [rows]})
-    assert far == "a: client 3 (10 %) reached far less than the others"
+    assert far == "a: far lower accuracy than the others: client 3 (10 %)"
     for row in rows:
         row["client_ids"] = [10, 11, 12, 13, 14, 15, 16, 17]
     rows[1]["clients"][6] = 0.99
     less, more = warnings({"a": [rows]})
-    assert less.startswith("a: client 13 (10 %) reached far less")
-    assert more.startswith("a: client 16 (99 %) reached far m")
+    assert less.startswith("a: far lower accuracy than the others: client 13 (10 %)")
+    assert more.startswith("a: far higher accuracy than the others: client 16 (99 %)")
 
 
 def test_accuracy_by_class_is_that_of_the_best_rounds():

@@ -19,7 +19,7 @@ from fedjax_ht.lab.report.results import (
     summarise,
     write_csv,
 )
-from fedjax_ht.lab.report.rows import rows_of_all
+from fedjax_ht.lab.report.rows import ACCURACY, Score, rows_of_all
 from fedjax_ht.lab.runs.compare import comparison
 from fedjax_ht.simulation.history import wire_bytes
 
@@ -66,28 +66,28 @@ def test_the_default_target_is_what_every_trial_of_every_method_reaches():
         "a": runs([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]),
         "b": runs([0.1, 0.5, 0.8], [0.1, 0.9, 0.2]),
     }
-    target, origin = choose_target(histories, "accuracy", None, None)
+    target, origin = choose_target(histories, ACCURACY, None, None)
     assert target == 0.65 and "lowest best" in origin
     assert [summarise(entry, target).reached for entry in histories.values()] == [2, 2]
-    assert choose_target(histories, "accuracy", 0.3, None) == (0.3, "as asked")
+    assert choose_target(histories, ACCURACY, 0.3, None) == (0.3, "as asked")
 
 
 def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     """Participants are scored in every round, evaluated or not."""
     histories = {"a": runs([0.1, None, 0.6]), "b": runs([0.1, 0.5, 0.8])}
-    assert choose_target(histories, "accuracy", None, 0.5) == (
+    assert choose_target(histories, ACCURACY, None, 0.5) == (
         0.4,
         "0.5 of 80.00 %, the best of all trials",
     )
     with pytest.raises(ValueError, match="--target_score is 'accuracy_participants'"):
-        choose_target(histories, "accuracy_participants", None, None)
+        choose_target(histories, Score("accuracy_participants"), None, None)
     for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
         for row, accuracy in zip(histories[name][0][1:], drawn):
             row["accuracy_participants"] = accuracy
-    target, _ = choose_target(histories, "accuracy_participants", None, 0.6)
+    target, _ = choose_target(histories, Score("accuracy_participants"), None, 0.6)
     assert target == pytest.approx(0.6)
     lines = [
-        summarise(entry, target, "accuracy_participants").cost.rounds
+        summarise(entry, target, Score("accuracy_participants")).cost.rounds
         for entry in histories.values()
     ]
     assert lines == [1, 1] and cost_to_reach(*histories["a"], 0.6).rounds == 2

@@ -35,7 +35,7 @@ def test_a_client_is_scored_on_windows(capsys):
     """`evaluate` names samples as the data set does: they are no images."""
     run = plan(quickstart_sensors.get_config()).runs["local"]
     accuracy, counts = {"test": {"head": np.full(10, 0.5)}}, {"test": np.full(10, 7)}
-    evaluation = SimpleNamespace(accuracy=accuracy, counts=counts)
+    evaluation = SimpleNamespace(accuracy=accuracy, counts=counts, measured=None)
     simulation = SimpleNamespace(evaluate=lambda state, clients: evaluation)
     run = LoadedRun(run, simulation, SimpleNamespace(round=3))
     print_scores(run, client=2)

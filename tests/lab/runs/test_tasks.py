@@ -1,0 +1,65 @@
+"""Runs of tasks other than classification, from a config to the folder, the page and the search."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.lab.config.base import base_config, partition_config, typed_config
+from fedjax_ht.lab.config.entries import only
+from fedjax_ht.lab.runs.compare import chosen_aim
+from fedjax_ht.lab.runs.evaluate import load_run, print_scores
+from fedjax_ht.lab.runs.search import searched, table
+from fedjax_ht.lab.runs.train import train_and_evaluate
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory):
+    x = np.random.default_rng(0).normal(size=(90, 3))
+    path = tmp_path_factory.mktemp("homes") / "homes.csv"
+    rows = [",".join(map(str, [*row, 50 + 9 * row[0]])) for row in x.round(3)]
+    path.write_text("\n".join(["a,b,c,price", *rows]) + "\n")
+    return path
+
+
+def config_of(homes):
+    config = base_config()
+    config.dataset.name, config.dataset.task = f"csv:{homes}:price", "regression"
+    config.partition = partition_config("iid", num_clients=3, val_share=0.2)
+    config.model.group = "mlp2"
+    config.training.batch_size = 10
+    config.rounds, config.trials = 2, 1
+    config.report.maps = "none"
+    return config
+
+
+def test_a_run_shows_its_error(homes, tmp_path, capsys):
+    config = only(typed_config(config_of(homes)), ["local", "lg_fedavg"])
+    result = train_and_evaluate(config, tmp_path / "run")
+    assert "is ahead of" in result.summary or "not told apart: RMSE" in result.summary
+    assert "| method | RMSE | MAE | R2 |" in result.summary
+    page = (tmp_path / "run/report.html").read_text()
+    assert "RMSE is the mean over clients" in page and " groups of targets, and tests" in page
+    (_, *_, last) = csv.DictReader((tmp_path / "run/local/clients.csv").open())
+    row = fl.best(result.histories["local"][0]).last
+    assert float(last["client_2"]) == pytest.approx(row["clients"][2])
+    print_scores(load_run(tmp_path / "run", "local"), client=2)
+    assert f"test RMSE by head: {row['clients'][2]:.4g} of" in capsys.readouterr().out
+
+
+def test_a_search_minimises_the_error(homes, tmp_path):
+    config, lines = config_of(homes), []
+    labels = [f"local:training.learning_rate={rate}" for rate in (0.0001, 0.05)]
+    result = searched(typed_config(config), labels, 0, workdir=tmp_path, tell=lines.append)
+    assert result.best == labels[1] and max(result.scores[2].values()) < 0
+    assert "validation RMSE" in table(result) and "-" not in table(result).splitlines()[-1][2:]
+    assert any("on validation" in line for line in lines)
+
+
+def test_targets_of_a_comparison():
+    assert chosen_aim("accuracy", 20.0, None, "regression").target == 20
+    with pytest.raises(ValueError, match="--target_share and --target_score are of accuracies"):
+        chosen_aim("accuracy", None, 0.9, "regression")
+    with pytest.raises(ValueError, match="must be a finite RMSE above 0"):
+        chosen_aim("accuracy", -1.0, None, "regression")
