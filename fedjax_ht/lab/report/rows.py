@@ -77,9 +77,9 @@ class Score(NamedTuple):
         several: "80.44 ± 0.60"; "-" without any row."""
         if not rows:
             return "-"
-        values = [row[key or self.key] for row in rows]
-        mean = self.text(float(np.mean(values)))
-        return f"{mean} ± {self.text(float(np.std(values)))}" if spread and len(rows) > 1 else mean
+        values = [self.factor * row[key or self.key] for row in rows]
+        mean = f"{np.mean(values):{self.form}}"
+        return f"{mean} ± {np.std(values):{self.form}}" if spread and len(rows) > 1 else mean
 
 
 ACCURACY = Score()
