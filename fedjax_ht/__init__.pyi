@@ -84,6 +84,7 @@ from .lab.weights.torch_modules import weights_from_torch as weights_from_torch
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method
+from .methods.afl import afl as afl
 from .methods.apfl import apfl as apfl
 from .methods.data_free.dense import dense as dense
 from .methods.data_free.dfrd import dfrd as dfrd
@@ -97,6 +98,7 @@ from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
 from .methods.fedbn import fedbn as fedbn
 from .methods.fedbuff import fedbuff as fedbuff
+from .methods.fedcgs import fedcgs as fedcgs
 from .methods.fedclassavg import fedclassavg as fedclassavg
 from .methods.feddbe import feddbe as feddbe
 from .methods.feddropout import feddropout as feddropout

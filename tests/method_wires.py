@@ -70,6 +70,9 @@ SETTINGS = {  # many batches a round, so that order could tell
     "fedhenn": {"public_per_round": PUBLIC_SAMPLES},
     "pfedes": {"extra_epochs": 1},
     "hetlora": {"min_rank": 3},  # the wire is then known beforehand
+    # few samples: rounding grows by the inverse of these
+    "afl": {"ridge": 0.1},
+    "fedcgs": {"shrinkage": 0.1},
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -269,6 +272,18 @@ def flora_wire(participants, arrived, earlier) -> Sent:
     return Sent(fedit_wire(participants, arrived, earlier).up, down)
 
 
+def one_shot_wire(size: int) -> Wire:
+    """Makes the wire of sums that a client sends until they arrive, and of the model down."""
+
+    def wire(participants, arrived, earlier):
+        heard = {i for ids in earlier for i in ids}
+        up = size * sum(i not in heard for i in arrived)
+        return Sent(up, sum(map(model_size, participants)))
+
+    return wire
+
+
+SECOND_MOMENT = FEATURE_DIM * (FEATURE_DIM + 1) // 2
 CHANNELS = SHAPE[-1]
 WIRE = {
     "local": of_size(0),
@@ -312,6 +327,8 @@ WIRE = {
     ),
     "scaffold": scaffold_wire,
     "feddbe": feddbe_wire,
+    "afl": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES),
+    "fedcgs": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES),
 }
 
 
@@ -397,6 +414,7 @@ METADATA = {
     **dict.fromkeys(("fedit", "hetlora", "flexlora", "fedsa_lora"), beside_each(up=COUNT)),
     "flora": beside_each(up=COUNT, down=4),  # the round of the stack
     "ffa_lora": beside_each(up=COUNT, down=8),  # the seed
+    **dict.fromkeys(("afl", "fedcgs"), beside_each(down=1)),  # whether the client was heard
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

@@ -65,6 +65,8 @@ LIBRARY = (
     "fedsa_lora",
     "feddbe",
     "fedorgp",
+    "afl",
+    "fedcgs",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

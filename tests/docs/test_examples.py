@@ -49,6 +49,15 @@ def test_the_page_on_tasks_runs(capsys):
     assert "lg_fedavg: rmse" in capsys.readouterr().out
 
 
+def test_the_page_on_one_shot_heads_runs(capsys):
+    """Its clients send as many bytes as the page says of a client."""
+    (code,) = blocks("one_shot.md")
+    execute(code)
+    size = 256 * 257 // 2 + 10 * 256
+    sent = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", capsys.readouterr().out)]
+    assert sent == [80 * size, 80 * (size + 10)]
+
+
 def test_the_page_on_adapters_runs(capsys):
     """Few steps in a round each; clients send as many bytes as the page says."""
     (code,) = blocks("adapters.md")

@@ -57,7 +57,12 @@ KEEP_NOTHING = (
     "hetlora",
     "flexlora",
     "ffa_lora",
+    "afl",
+    "fedcgs",
 )  # and what is composed with them
+
+
+NO_TRAINING = ("afl", "fedcgs")  # clients draw no batches
 
 
 def options_for(name: str, **options) -> SimulationOptions:

@@ -37,6 +37,7 @@ from tests.methods.recording import (
     BAD_STATE,
     BAD_UPLINK,
     DISTILLED,
+    NO_TRAINING,
     OPTIONS,
     RECORDED,
     RELEASED,
@@ -140,6 +141,8 @@ def test_another_seed_differs(name):
     (start, _), _ = history(name, rounds=1)
     other = simulation(name, seed=1)
     assert changed(federation_for(name), start, to_host(other.init())) == set(range(NUM_CLIENTS))
+    if name in NO_TRAINING:
+        return
     # From the same state, too: batches are drawn in another order.
     first, second = (play(s, start, [0, 5, 6])[0] for s in (simulation(name), other))
     assert changed(federation_for(name), first, second) >= {0, 5}
@@ -232,7 +235,8 @@ def test_dropped_client_trains_but_is_absent(name):
     assert (report.arrived, lost_report.arrived, absent_report.arrived) == (4, 3, 3)
     assert lost_report.uplink == absent_report.uplink
     assert lost_report.downlink == report.downlink
-    if report.uplink.payload_elements:
+    # One-shot clients send nothing that the server has already.
+    if report.uplink.payload_elements > lost_report.uplink.payload_elements:
         assert not identical(heard.server, lost.server)
 
 
@@ -285,7 +289,9 @@ def test_client_that_is_not_finite_is_left_out(name, round):
     assert (report.metrics, report.uplink) == (absent_report.metrics, absent_report.uplink)
     later, report = play(sim, after, [0, 1, 4, 5], round=round + 10)
     assert not report.not_finite and finite((later.server, later.clients, report.metrics))
-    assert changed(federation, after, later) == {0, 1, 4, 5}
+    # A one-shot client whose server has heard nobody else keeps its head.
+    due = {1} if name in NO_TRAINING else {0, 1, 4, 5}
+    assert due <= changed(federation, after, later) <= {0, 1, 4, 5}
 
 
 @every_method

@@ -22,6 +22,7 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", SAMPLE), "fedapen fedala"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
+    (("", "", SAMPLE), "afl fedcgs"),
     ((SUMS, "", SAMPLE), "ktpfl"),
     ((SUMS, "", ""), "fedbuff flexlora flora dense"),
     ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),

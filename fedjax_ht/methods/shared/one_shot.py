@@ -1,0 +1,257 @@
+"""One-shot heads: clients send sums over features of a frozen extractor once, and the server solves
+for a linear head.
+
+    client:  of features x in evaluation mode G = sum x x^T, S_c = sum of the x of class c, and N_c
+             their number; a client that the server has heard sends nothing
+    server:  G, S, N <- G + sum_i G_i, ...; the head is a function of the three
+
+Second moments add up in one feature space alone. So each bucket has its own sums and its own head,
+and its clients have the extractor that the server sends: the weights of the bucket
+(`Bucket.weights`), or random ones. Only class counts pass from bucket to bucket.
+
+Sums do not depend on the split of the samples, and no client counts twice. One round with all
+clients is enough. After partial rounds, the head is that of all clients heard so far. Rounds after
+all were heard change nothing.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_ht.core.batches import add_trees, forward_batch, take_batch
+from fedjax_ht.core.bucket import Bucket, init_variables, own_features
+from fedjax_ht.core.context import Received
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.samples import Data
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, is_masked
+from fedjax_ht.methods.shared.heads import take_head
+
+ABSENT = -1e9
+"""The bias of a class that nobody has: lower than any score, and finite, as states must be."""
+
+
+class Moments(NamedTuple):
+    """Sums over samples, of features of width K.
+
+    Attributes:
+      second: float32 [K (K + 1) / 2], the upper triangle of G, row by row; G is symmetric.
+      by_class: float32 [C, K], S.
+      counts: float32 [C], N; () where the method needs none.
+    """
+
+    second: Any
+    by_class: Any
+    counts: Any
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      models: of each bucket, in the order of `ordered`, {"params": {"base", "head"}, "stats"}, the
+        frozen extractor and the newest head.
+      moments: of each bucket the sums over the clients heard.
+      heard: bool [num_clients], the clients whose sums have arrived.
+    """
+
+    models: list[PyTree]
+    moments: list[Moments]
+    heard: jax.Array
+
+
+class Downlink(NamedTuple):
+    """A message to a client.
+
+    Attributes:
+      model: that of the client's bucket.
+      heard: Metadata(bool), whether the client's sums have arrived.
+    """
+
+    model: PyTree
+    heard: Metadata
+
+
+class Total(NamedTuple):
+    """The sums of a bucket, as a head is computed from them.
+
+    Attributes:
+      second: float32 [K, K], G.
+      by_class: float32 [C, K], S.
+      counts: float32 [C], N; () where the method needs none.
+      all_counts: float32 [C], the samples of all buckets by class; () likewise.
+      clients: int32, the number of the bucket's clients heard.
+    """
+
+    second: jax.Array
+    by_class: jax.Array
+    counts: Any
+    all_counts: Any
+    clients: jax.Array
+
+
+def ordered(federation: Federation) -> list[Bucket]:
+    """Orders the buckets by their lowest client id."""
+    return sorted(federation.buckets, key=federation.members)
+
+
+def upper_triangle(matrix: jax.Array) -> jax.Array:
+    """Lays out the upper triangle of [K, K], row by row."""
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def symmetric(triangle: jax.Array, width: int) -> jax.Array:
+    """Builds the symmetric matrix [width, width] of an upper triangle."""
+    upper = jnp.zeros((width, width)).at[np.triu_indices(width)].set(triangle)
+    return upper + jnp.triu(upper, 1).T
+
+
+def client_moments(bucket: Bucket, client: PyTree, data: Data, counted: bool) -> Moments:
+    """Sums a client's features over its training samples, in evaluation mode."""
+    source, size = data.splits["train"], forward_batch()
+
+    def add(i, sums):
+        batch = take_batch(data, source.indices, source.count, i * size, size)
+        rows = own_features(bucket, client, batch.x, batch.mask)
+        # A padded row may hold anything; zero times NaN would still be NaN.
+        rows = jnp.where(batch.mask[:, None], rows, 0)
+        labels = jax.nn.one_hot(batch.y, bucket.num_classes) * batch.mask[:, None]
+        second = jnp.matmul(rows.T, rows, precision="highest")
+        by_class = jnp.matmul(labels.T, rows, precision="highest")
+        return add_trees(sums, (second, by_class, labels.sum(0)))
+
+    c, k = bucket.num_classes, bucket.feature_dim
+    nothing = jnp.zeros((k, k)), jnp.zeros((c, k)), jnp.zeros(c)
+    second, by_class, counts = lax.fori_loop(0, (source.count + size - 1) // size, add, nothing)
+    return Moments(upper_triangle(second), by_class, counts if counted else ())
+
+
+def solve(matrix: jax.Array, right: jax.Array, share: float | jax.Array) -> jax.Array:
+    """Solves (A + share tr(A)/K I) X = B by the eigenvalues of A.
+
+    Args:
+      matrix: A, float [K, K], symmetric. Sums of codes or with noise may have negative eigenvalues;
+        these count as 0.
+      right: B, float [K, N].
+      share: the addition, as a share of the mean eigenvalue.
+    """
+    values, vectors = jnp.linalg.eigh(matrix)
+    values = jnp.maximum(values, 0)
+    # Before any sample arrives all are 0.
+    damped = jnp.maximum(values + share * values.mean(), jnp.finfo(jnp.float32).tiny)
+    multiply = functools.partial(jnp.matmul, precision="highest")
+    return multiply(vectors, multiply(vectors.T, right) / damped[:, None])
+
+
+def linear_head(kernel: jax.Array, bias: jax.Array | float, present: jax.Array) -> PyTree:
+    """Makes a head [K, C], [C] that never predicts a class that is not `present` bool [C]."""
+    return {"kernel": jnp.where(present, kernel, 0), "bias": jnp.where(present, bias, ABSENT)}
+
+
+def require_linear_heads(name: str, federation: Federation) -> None:
+    """Checks a federation for methods that compute heads.
+
+    Raises:
+      ValueError: the head of a bucket is not one linear layer. One line.
+    """
+    for bucket in federation.buckets:
+        form = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+        head = form["params"]["head"]
+        if set(head) != {"kernel", "bias"}:
+            raise ValueError(
+                f"{name} computes one linear layer with a bias, but the head of {bucket.name!r} is "
+                f"made of {', '.join(sorted(head))}; choose a group whose heads are linear"
+            )
+
+
+def one_shot(
+    name: str, training: LocalTraining, head_of: Callable[[Total], PyTree], *, counted: bool
+) -> Method:
+    """Makes a method from the formula of its head.
+
+    Args:
+      name: the method's name.
+      training: a recipe, which nobody trains by.
+      head_of: (sums) -> {"kernel": [K, C], "bias": [C]}.
+      counted: True if clients send their samples by class, N.
+    """
+
+    def init_server(federation, key):
+        models, moments, c = [], [], federation.num_classes
+        for i, bucket in enumerate(ordered(federation)):
+            k, counts = bucket.feature_dim, jnp.zeros(c) if counted else ()
+            model = init_variables(bucket, jax.random.fold_in(key, i))
+            models.append(take_head(model, {"kernel": jnp.zeros((k, c)), "bias": jnp.zeros(c)}))
+            moments.append(Moments(jnp.zeros(k * (k + 1) // 2), jnp.zeros((c, k)), counts))
+        return Server(models, moments, jnp.zeros(federation.num_clients, bool))
+
+    def broadcast(federation, bucket, server, ctx):
+        model = server.models[ordered(federation).index(bucket)]
+        return Downlink(model, Metadata(server.heard[ctx.info.id]))
+
+    def receive(bucket, client, downlink, data, ctx):
+        return downlink.model
+
+    def client_update(bucket, client, downlink, data, ctx):
+        moments = client_moments(bucket, client, data, counted)
+        square = jnp.trace(symmetric(moments.second, bucket.feature_dim))
+        sends = ~downlink.heard.value
+        uplink = jax.tree.map(lambda x: Masked(x, sends, FIRST_ROWS), moments)
+        # The mean squared length of features: 0 tells of a dead extractor.
+        return client, uplink, {"square": square / jnp.maximum(data.splits["train"].count, 1)}
+
+    def server_update(federation, server, received, ctx):
+        buckets, heard, moments = ordered(federation), server.heard, []
+        for bucket, sums in zip(buckets, server.moments):
+            uploads = received[bucket.name]
+            moments.append(add_trees(sums, _sum_sent(uploads)))
+            ids = jnp.where(uploads.arrived, uploads.info.id, federation.num_clients)
+            heard = heard.at[ids].set(True, mode="drop")
+        all_counts = sum(sums.counts for sums in moments) if counted else ()
+        models = []
+        for bucket, sums, model in zip(buckets, moments, server.models):
+            total = Total(
+                symmetric(sums.second, bucket.feature_dim),
+                sums.by_class,
+                sums.counts,
+                all_counts=all_counts,
+                clients=heard[np.array(federation.members(bucket))].sum(),
+            )
+            models.append(take_head(model, head_of(total)))
+        new = heard.sum() - server.heard.sum()
+        return Server(models, moments, heard), {"heard": heard.mean(), "new": new}
+
+    def warn(metrics):
+        if metrics["heard"] < 1 or metrics["new"]:
+            return None
+        return f"{name} has heard every client, so that further rounds change nothing"
+
+    return Method(
+        name=name,
+        training=training,
+        check=functools.partial(require_linear_heads, name),
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        wire=Wire(server_reads="sums"),
+        view=View(warn=warn),
+    )
+
+
+def _sum_sent(received: Received) -> PyTree:
+    """Sums uplinks over the clients that arrived, of each `Masked` what is sent."""
+
+    def total(leaf):
+        return weighted_sum(leaf.values, (received.arrived & leaf.mask).astype(jnp.float32))
+
+    return jax.tree.map(total, received.uplink, is_leaf=is_masked)

@@ -1,0 +1,327 @@
+"""AFL and FedCGS: heads from sums, against float64 NumPy on the samples themselves."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.bucket import init_variables, own_features
+from fedjax_ht.core.evaluation import Scoring
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.wire import wire_elements
+from fedjax_ht.data.client_data import arranged
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.lab.weights.start import with_weights
+from fedjax_ht.methods.afl import afl
+from fedjax_ht.methods.fedcgs import fedcgs
+from fedjax_ht.methods.shared.coded import quantised
+from fedjax_ht.methods.shared.one_shot import ABSENT, solve, symmetric, upper_triangle
+from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models.split import DenseHead
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests import tiny
+from tests.federations import each_client, identical, play, to_host
+from tests.reference import linear_client
+from tests.reference import one_shot as reference
+from tests.tiny import DATA, LABELS, TRAINING
+
+CLASSES, CLIENTS, WIDTH = 6, 6, 24
+MAKERS = {
+    "afl": afl,
+    "afl, clients": functools.partial(afl, scale="clients", ridge=0.5),
+    "fedcgs": fedcgs,
+    "fedcgs, within": functools.partial(fedcgs, covariance="within"),
+}
+every_head = pytest.mark.parametrize("kind", MAKERS)
+
+
+@functools.cache
+def dataset() -> Dataset:
+    """240 images whose left or right half is brighter by class; nobody has the last class."""
+    rng = np.random.default_rng(3)
+    labels = np.sort(np.arange(240) % (CLASSES - 1)).astype(np.int32)
+    images = rng.integers(0, 120, (240, 6, 6, 1)) + 20 * labels[:, None, None, None]
+    images[:, :, :3] += 40 * (labels % 2)[:, None, None, None]
+    return Dataset("halves", images.astype(np.uint8), labels, tuple("abcdef"))
+
+
+def of_models(*modules, clients=CLIENTS):
+    """A federation of these modules in turn."""
+    named = {f"model{i}": module for i, module in enumerate(modules)}
+    return make_federation(named, (6, 6, 1), CLASSES, num_clients=clients)
+
+
+DEFAULT = SimulationOptions()
+ONE = of_models(mlp(CLASSES, (WIDTH,)))
+TWO = of_models(mlp(CLASSES, (WIDTH,)), mlp(CLASSES, (16, 12)))
+
+
+def splits() -> dict[str, list[np.ndarray]]:
+    """The same samples, split in different ways."""
+    rng, labels = np.random.default_rng(0), dataset().labels
+    order = rng.permutation(len(labels))
+    shares = rng.dirichlet(np.full(CLIENTS, 0.3), CLASSES)
+    drawn = np.array([rng.choice(CLIENTS, p=shares[y]) for y in labels])
+    return {
+        "iid": np.array_split(order, CLIENTS),
+        "dirichlet": [np.flatnonzero(drawn == i) for i in range(CLIENTS)],
+        "one class a client": [np.flatnonzero(labels == i) for i in range(CLIENTS)],
+        "pooled": [order, *[order[:0]] * (CLIENTS - 1)],
+    }
+
+
+def simulated(method, split, federation=ONE, options=DEFAULT):
+    nothing = np.zeros(0, int)
+    partition = tuple(ClientIndices(rows, nothing, nothing) for rows in split)
+    return make_simulation(method, federation, arranged(dataset(), partition, federation), options)
+
+
+def after(simulation, *rounds):
+    """The states from the first one on, and the reports of rounds with these clients."""
+    states, reports = [to_host(simulation.init())], []
+    for ids in rounds:
+        state, report = play(simulation, states[-1], ids)
+        states.append(state)
+        reports.append(report)
+    return states, reports
+
+
+def features_of(bucket, server, place: int = 0) -> np.ndarray:
+    """The features of all samples, in float64."""
+    x = dataset().preprocess(dataset().inputs)
+    rows = own_features(bucket, server.models[place], x, jnp.ones(len(x), bool))
+    return np.asarray(rows, np.float64)
+
+
+def head_of(server, place: int = 0) -> dict:
+    return server.models[place]["params"]["head"]
+
+
+def expected(kind: str, x, y, *, clients: int = CLIENTS, prior=None) -> dict:
+    """The head of pooled samples by the reference."""
+    if kind == "afl, clients":
+        return reference.afl(x, y, CLASSES, 0.5 * clients)
+    if kind == "afl":
+        return reference.afl(x, y, CLASSES, reference.share_of_trace(x, 1e-3))
+    within = kind == "fedcgs, within"
+    return reference.fedcgs(x, y, CLASSES, within=within, shrinkage=1e-3, prior=prior)
+
+
+def scores(head, x) -> np.ndarray:
+    """The scores of the classes that are not ruled out."""
+    kernel, bias = (np.asarray(head[name], np.float64) for name in ("kernel", "bias"))
+    assert (bias[-1] == ABSENT) and not kernel[:, -1].any()
+    return (x @ kernel + bias)[:, :-1]
+
+
+EVERYONE = range(CLIENTS)
+
+
+@every_head
+def test_the_head_is_that_of_pooled_data_whatever_the_split(kind):
+    """To rounding: float32 sums, of 240 samples here, solved with a condition number near 1e4."""
+    method, y = MAKERS[kind](TRAINING), dataset().labels
+    servers = {
+        name: after(simulated(method, split), EVERYONE)[0][-1].server
+        for name, split in splits().items()
+    }
+    x = features_of(ONE.buckets[0], servers["pooled"])
+    want = scores(expected(kind, x, y), x)
+    for name, server in servers.items():
+        got = scores(head_of(server), x)
+        error = np.abs(got - want).max() / np.abs(want - want.mean(1, keepdims=True)).max()
+        assert error < 1e-4, name
+        np.testing.assert_array_equal(got.argmax(1), want.argmax(1), name)
+    assert np.mean(want.argmax(1) == y) > 0.7  # and it classifies
+
+
+@every_head
+def test_rounds_add_those_who_were_not_heard(kind):
+    """Nobody is counted twice; a round in which all were heard already changes nothing."""
+    method, split = MAKERS[kind](TRAINING), splits()["dirichlet"]
+    simulation = simulated(method, split)
+    (_, first, second, third, last), reports = after(
+        simulation, [0, 1], [1, 2], [0, 3, 4, 5], EVERYONE
+    )
+    sent = sum(x.size for x in jax.tree.leaves(first.server.moments[0]))
+    assert [r.uplink.payload_elements // sent for r in reports] == [2, 1, 3, 0]
+    np.testing.assert_array_equal(second.server.heard, [1, 1, 1, 0, 0, 0])
+    rows = np.concatenate(split[:3])
+    x, y = features_of(ONE.buckets[0], first.server), dataset().labels
+    want = expected(kind, x[rows], y[rows], clients=3)
+    np.testing.assert_allclose(head_of(second.server)["bias"], want["bias"], rtol=2e-3, atol=1e-3)
+    got = x @ np.asarray(head_of(second.server)["kernel"], np.float64)
+    np.testing.assert_allclose(got, x @ want["kernel"], rtol=2e-3, atol=2e-3)
+    whole, _ = after(simulation, EVERYONE)
+    np.testing.assert_allclose(
+        scores(head_of(third.server), x), scores(head_of(whole[-1].server), x), rtol=1e-3, atol=1e-3
+    )
+    tiny.check_equal(third.server, last.server)
+
+
+def test_a_run_says_when_further_rounds_change_nothing():
+    method = afl(TRAINING)
+    _, reports = after(simulated(method, splits()["iid"]), [0, 1], EVERYONE, EVERYONE)
+    seen = [{name: float(x) for name, x in r.server_metrics.items()} for r in reports]
+    assert seen == [
+        {"heard": pytest.approx(1 / 3), "new": 2},
+        {"heard": 1, "new": 4},
+        {"heard": 1, "new": 0},
+    ]
+    line = "afl has heard every client, so that further rounds change nothing"
+    assert method.view.warn is not None
+    assert [method.view.warn(metrics) for metrics in seen] == [None, None, line]
+
+
+@pytest.mark.parametrize("kind", ["afl", "fedcgs"])
+def test_architectures_share_counts_alone(kind):
+    """Each has the head of its own clients' samples, with the classes' shares of all."""
+    split, y = splits()["iid"], dataset().labels
+    states, _ = after(simulated(MAKERS[kind](TRAINING), split, TWO), EVERYONE)
+    for place, bucket in enumerate(TWO.buckets):
+        rows = np.concatenate([split[i] for i in TWO.members(bucket)])
+        x = features_of(bucket, states[-1].server, place)
+        prior = np.bincount(y, minlength=CLASSES)
+        want = scores(expected(kind, x[rows], y[rows], prior=prior), x)
+        got = scores(head_of(states[-1].server, place), x)
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_clients_of_an_architecture_have_one_extractor():
+    """That of the bucket's weights, or a random one, and no round changes it."""
+    given = init_variables(ONE.buckets[0], jax.random.key(9))
+    started = with_weights(ONE, {"model0": given}, head=False)
+    bases = []
+    for federation, seed in ((ONE, 0), (ONE, 1), (started, 0), (started, 1)):
+        options = SimulationOptions(seed=seed, scoring=Scoring("trained"))  # keeps the states
+        simulation = simulated(afl(TRAINING), splits()["iid"], federation, options)
+        states, _ = after(simulation, EVERYONE, EVERYONE)
+        first, *others = [c["params"]["base"] for c in each_client(federation, states[-1])]
+        for base in (*others, *(s.server.models[0]["params"]["base"] for s in states)):
+            tiny.check_equal(base, first)
+        bases.append(first)
+    assert not identical(bases[0], bases[1])
+    for base in bases[2:]:
+        tiny.check_equal(base, given["params"]["base"])
+
+
+@pytest.mark.parametrize("kind", ["afl", "fedcgs"])
+def test_upload_equals_the_reference(kind):
+    """The upper triangle of a symmetric matrix crosses the wire, not the matrix."""
+    bucket, federation = tiny.BUCKET, tiny.ONE_BUCKET
+    method, ctx = MAKERS[kind](TRAINING), tiny.context(0)
+    server = method.init_server(federation, jax.random.key(5))
+    downlink = method.broadcast(federation, bucket, server, ctx)
+    client, trained, uplink, metrics = tiny.play(method, method.init_client(bucket, ctx), downlink)
+    tiny.check_equal(client, trained)
+    params = tiny.flat_params(client["params"])
+    x = linear_client.features(params, tiny.pixels(DATA))
+    second, by_class, counts = reference.moments(x, LABELS, tiny.C)
+    np.testing.assert_allclose(uplink.second.values, second, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(uplink.by_class.values, by_class, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["square"], np.mean(np.sum(x * x, 1)), rtol=1e-5)
+    size = tiny.K * (tiny.K + 1) // 2 + tiny.C * tiny.K
+    if kind == "fedcgs":
+        np.testing.assert_array_equal(uplink.counts.values, counts)
+        size += tiny.C
+    assert int(wire_elements(uplink).payload_elements) == size
+    heard = downlink._replace(heard=downlink.heard._replace(value=jnp.array(True)))
+    *_, nothing, _ = tiny.play(method, client, heard)
+    cost = wire_elements(nothing)
+    assert int(cost.payload_elements) == int(cost.metadata_elements) == 0
+
+
+def test_the_papers_recursion_is_one_solve():
+    x, y = features_of(ONE.buckets[0], make_server()), dataset().labels
+    clients = [(x[rows], y[rows]) for rows in splits()["dirichlet"]]
+    merged = reference.afl_merged(clients, CLASSES, 0.5)
+    at_once = reference.afl(x, y, CLASSES, 0.5 * CLIENTS)["kernel"]
+    np.testing.assert_allclose(merged, at_once, atol=1e-9)
+
+
+def make_server():
+    return afl(TRAINING).init_server(ONE, jax.random.key(0))
+
+
+def test_a_class_that_nobody_has_is_never_predicted():
+    """Its score would be 0, above those of a sample that is like no class."""
+    states, _ = after(simulated(afl(TRAINING), splits()["iid"]), EVERYONE)
+    head = head_of(states[-1].server)
+    x = -features_of(ONE.buckets[0], states[-1].server)
+    bare = x @ np.asarray(head["kernel"], np.float64)
+    assert (bare.argmax(1) == CLASSES - 1).any()
+    assert not ((bare + head["bias"]).argmax(1) == CLASSES - 1).any()
+
+
+@pytest.mark.parametrize("width", [64, 512])
+def test_float32_is_as_accurate_as_float64(width):
+    """With dead and with equal features, of which a system without rho is singular."""
+    rng = np.random.default_rng(width)
+    y = rng.integers(0, 10, 2000)
+    inputs = rng.normal(size=(10, 40))[y] + 1.5 * rng.normal(size=(2000, 40))
+    x = np.maximum(inputs @ rng.normal(size=(40, width)), 0)
+    x[:, :3], x[:, 3] = 0, x[:, 4]
+    x = x.astype(np.float32)
+    second, right = x.T @ x, x.T @ reference.one_hot(y, 10).astype(np.float32)
+    got = x @ np.asarray(jax.jit(solve)(second, right, 1e-3))
+    wide = x.astype(np.float64)
+    rho = reference.share_of_trace(wide, 1e-3)
+    want = wide @ reference.afl(wide, y, 10, rho)["kernel"]
+    assert np.abs(got - want).max() < 2e-3
+    assert np.mean(got.argmax(1) == want.argmax(1)) > 0.999
+
+
+def test_triangles():
+    matrix = np.arange(16.0).reshape(4, 4) + np.arange(16.0).reshape(4, 4).T
+    triangle = upper_triangle(jnp.asarray(matrix))
+    np.testing.assert_array_equal(triangle, reference.upper_triangle(matrix))
+    np.testing.assert_array_equal(symmetric(triangle, 4), matrix)
+
+
+@pytest.mark.parametrize("kind", ["afl", "fedcgs"])
+def test_sums_of_codes(kind):
+    """A head of 8-bit sums classifies as well."""
+    accuracies = []
+    for method in (MAKERS[kind](TRAINING), quantised(MAKERS[kind](TRAINING), bits=8)):
+        states, _ = after(simulated(method, splits()["iid"]), EVERYONE)
+        x = features_of(ONE.buckets[0], states[-1].server)
+        hits = scores(head_of(states[-1].server), x).argmax(1) == dataset().labels
+        accuracies.append(hits.mean())
+    assert accuracies[1] > accuracies[0] - 0.1
+
+
+def test_negative_eigenvalues_count_as_zero():
+    """Sums that were coded, or have noise, are no second moments any more."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    right = rng.normal(size=(5, 2))
+    values = np.array([3.0, 1.0, 0.5, -0.49, -2.0])
+    got = solve(*map(jnp.float32, ((basis * values) @ basis.T, right)), 1e-1)
+    kept = np.maximum(values, 0)
+    want = (basis / (kept + 0.1 * kept.mean())) @ basis.T @ right
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_only_linear_heads():
+    deep = make_federation(
+        {"deep": SplitModel(tiny.Flat(3), DenseHead((4,), 4))}, (2, 2, 1), 4, num_clients=2
+    )
+    line = (
+        "^afl computes one linear layer with a bias, but the head of 'deep' is made of fc1, fc2; "
+        "choose a group whose heads are linear$"
+    )
+    with pytest.raises(ValueError, match=line):
+        afl(TRAINING).check(deep)
+    fedcgs(TRAINING).check(TWO)  # widths may differ
+
+
+def test_the_recipe_changes_nothing():
+    recipe = LocalTraining(optax.adam(1.0), batch_size=2, epochs=5)
+    simulations = [simulated(fedcgs(t), splits()["iid"]) for t in (TRAINING, recipe)]
+    states = [after(simulation, EVERYONE)[0] for simulation in simulations]
+    tiny.check_equal(states[0][-1].server, states[1][-1].server)
