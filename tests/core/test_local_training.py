@@ -160,21 +160,6 @@ VISITS = [{"steps": 7}, {"shuffle": False}, {"steps": 7, "shuffle": False}]
 VISITS.append({"epochs": 2, "drop_remainder": False})
 
 
-@pytest.mark.parametrize("changes", VISITS, ids=str)
-def test_labels_are_counted_as_they_are_visited(changes):
-    training, counts = recipe(**changes), [8, 3, 2, 0]
-    visits, _ = record(training, counts, padding=3)
-    for count, seen in zip(counts, visits):
-        assert_counted(training, count, seen)
-
-
-def test_padding_and_neighbours_change_nothing():
-    training = recipe(epochs=2, drop_remainder=False)
-    (_, among_others, _), _ = record(training, [8, 5, 0])
-    (alone,), _ = record(training, [5], padding=11)
-    np.testing.assert_array_equal(alone, among_others)
-
-
 def test_shuffled_is_a_permutation_that_does_not_see_the_padding():
     samples = np.array([4, 9, 2, 7, 5])
     keys = jax.random.split(KEY, 300)

@@ -23,7 +23,6 @@ from tests.federations import (
 )
 from tests.reference import auc
 from tests.simulation.probe import FEDERATION, capped_accuracy, capped_scores, probe, simulation
-from tests.standard import simulation_of
 
 
 @pytest.mark.parametrize(
@@ -103,22 +102,6 @@ def test_validation_samples_are_scored_where_there_are_any():
     np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
     np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
     assert set(scored.accuracy) == {"test", "val"}
-
-
-def test_participants_are_scored_as_training_left_them():
-    """Participants are scored with the downlink that they trained with: the server's new state
-    comes later."""
-    scored = Scoring("trained")
-    sim = simulation_of("fedproto", participation=0.6, scoring=scored, devices=1)
-    state, reports = sim.init(), []
-    for _ in range(2):
-        state, report = sim.run_round(state)
-        reports.append(report)
-    now = sim.evaluate(state).accuracy["test"]
-    np.testing.assert_array_equal(report.accuracy["head"], now["head"][report.participants])
-    # in its first round there are no prototypes yet
-    assert not np.nan_to_num(reports[0].accuracy["prototype"]).any()
-    assert np.nan_to_num(report.accuracy["prototype"]).any()
 
 
 def test_training_samples_are_scored_where_asked():

@@ -151,21 +151,6 @@ def test_a_client_that_counts_more_than_it_has_is_as_if_its_upload_were_lost(nam
     assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
 
 
-def test_an_outlier_costs_the_others_nothing_by_default():
-    name = "fedavg"
-    honest = ~attackers(OUTLIER, NUM_CLIENTS)
-
-    def accuracy(sim) -> float:
-        state = sim.init()
-        for _ in range(60):
-            state, _ = sim.run_round(state)
-        return float(np.nanmean(sim.evaluate(state).accuracy["test"]["head"][honest]))
-
-    defended = accuracy(simulation(name, OUTLIER, refuse_outliers=1000.0))
-    assert defended > accuracy(simulation(name)) - 0.1
-    assert defended > accuracy(simulation(name, OUTLIER)) + 0.1
-
-
 def test_beside_privacy_nobody_is_refused():
     assert SimulationOptions().outlier_bound == 1000.0
     assert SimulationOptions(privacy=Privacy("client")).outlier_bound == 0.0

@@ -6,11 +6,9 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
@@ -167,27 +165,6 @@ def test_a_fault_of_an_upload_that_comes_too_late_is_none():
 
 
 numbers = st.floats(1e-3, 1e6)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(numbers, numbers, numbers, numbers, st.booleans()), max_size=6))
-def test_a_huge_deadline_is_none(clients):
-    """The statement holds for any devices and any work."""
-    n = len(clients)
-    rate, flops, up, down, arrived = (np.array([c[k] for c in clients]) for k in range(5))
-
-    def cost(x):
-        return WireCost(0, x, 0, 0)
-
-    lengths = []
-    for deadline in (0.0, 1e30):
-        rates = np.concatenate([rate, [1.0]])  # a profile has a client at least
-        profile = Profile(flops=rates, up=rates, down=rates, deadline=deadline)
-        seconds = profile.seconds(np.arange(n), flops, cost(down), cost(up))
-        late = profile.too_late(seconds)
-        assert not late.any()
-        lengths.append(profile.length(seconds, arrived.astype(bool), late))
-    assert lengths[0] == lengths[1] == max([s for s, a in zip(seconds, arrived) if a], default=0.0)
 
 
 def test_without_rates_there_is_no_clock():

@@ -8,7 +8,6 @@ from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.simulation import lanes as rule
 from fedjax_ht.simulation.lanes import STEP, choose_lanes, fewest_seconds, simulation_lanes, typical
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.roster import wasted_lane_steps
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import ASSIGNMENT, MODULES, NUM_CLASSES, SHAPE, TRAINING, federation_data
 
@@ -50,13 +49,6 @@ def test_no_other_number_is_sooner_done(seed):
 )
 def test_equal_clients_run_side_by_side_as_far_as_memory_goes(steps, room, lanes):
     assert fewest_seconds(steps, room) == lanes
-
-
-def test_fewer_lane_steps_are_wasted_than_by_a_fixed_number_where_clients_differ():
-    steps = -np.sort(-np.random.default_rng(0).dirichlet(np.full(40, 0.1)) * 5000).astype(int)
-    lanes = fewest_seconds(steps, MANY)
-    assert 1 < lanes < 32
-    assert wasted_lane_steps(steps, lanes) < wasted_lane_steps(steps, 32)
 
 
 def test_typical_steps_span_all():

@@ -34,8 +34,6 @@ def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
     draws = {}
     for seed in (0, 1):
         draws[seed] = np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
-    for seed in (0, 1):
-        draws[seed] = np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
     np.testing.assert_array_equal(draws[0][7], by_chance(500, 0.8)(7))
     assert abs(draws[0].mean() - 0.8) < 5 * np.sqrt(0.8 * 0.2 / draws[0].size)
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0][0], draws[0][1])
@@ -56,7 +54,6 @@ def test_participants_are_drawn_among_those_who_are_there():
     nobody = Profile(available=lambda round: np.zeros(8, bool))
     assert rounds_of(SimulationOptions(devices_profile=nobody), 2) == [[], []]
     for options in ({"participation": 0.4, "drop_rate": 0.4}, {}):  # everybody there: as without
-        everybody = Profile(available=by_chance(NUM_CLIENTS, 1.0))
         everybody = Profile(available=by_chance(NUM_CLIENTS, 1.0))
         all_there = SimulationOptions(devices_profile=everybody, **options)
         assert rounds_of(all_there, 5) == rounds_of(SimulationOptions(**options), 5)

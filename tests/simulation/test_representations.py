@@ -123,12 +123,3 @@ def test_samples_that_no_client_can_score():
     for line, (client, inputs, rule) in faults.items():
         with pytest.raises(ValueError, match=line):
             sim.predict(state, client, inputs, rule)
-
-
-def test_a_cell_of_a_notebook_shows_one_line():
-    method, sim = method_of("fedproto"), simulation_of("fedproto")
-    federation, (dataset, _) = mixed_federation(), samples()
-    for value in (sim, sim.init(), dataset, federation, federation_data(federation), method):
-        text = repr(value)
-        assert text.startswith(f"<{type(value).__name__} ") and text.endswith(">")
-        assert len(text) < 200 and "\n" not in text

@@ -5,12 +5,7 @@ import pytest
 
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import longest_first
-from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.partition import make_partition
-from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.models import model_group
 from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
@@ -78,28 +73,6 @@ def test_dealing_is_the_dearest_row_to_the_idlest_device():
     np.testing.assert_array_equal(nothing, [1, 1])
 
 
-def speed_up(group: str, devices: int, size: int, split: str, **options) -> tuple[float, float]:
-    """(by FLOPs, of 20 clients on so many devices; a bound that no dealing passes)."""
-    labels = np.repeat(np.arange(10), size // 10).astype(np.int32)
-    dataset = Dataset("labels", np.zeros((size, 1, 1, 1), np.uint8), labels, tuple("0123456789"))
-    num_train = np.array([len(c.train) for c in make_partition(split, dataset, 20, 1, **options)])
-    federation = make_federation(model_group(group, 10, (32, 32, 3)), (32, 32, 3), 10, 20)
-    costs = [sample_flops(b) * num_train[list(federation.members(b))] for b in federation.buckets]
-    flat = np.concatenate(costs)
-    loads = np.bincount(np.concatenate(deal(costs, devices)), flat, devices)
-    return flat.sum() / loads.max(), flat.sum() / max(flat.max(), flat.sum() / devices)
-
-
-@pytest.mark.slow
-def test_architectures_are_dealt_together():
-    """Bucket by bucket the 20 clients of CNN-1..5 would fill four of eight devices, those of eight
-    networks three."""
-    fast, _ = speed_up("cnn5", 8, 10_000, "dirichlet", alpha=1.0)
-    assert fast > 7
-    fast, bound = speed_up("htfe8", 8, 10_000, "iid")
-    assert fast > 0.95 * bound
-
-
 def test_rows_and_clients_belong_together():
     np.testing.assert_array_equal(roster().rows(np.array([0, 1, 9, 6])), [0, 2, 4])
     np.testing.assert_array_equal(MEMBERS[roster().rows(MEMBERS)], MEMBERS)
@@ -141,16 +114,6 @@ def test_idle_lane_steps():
     idle, total = idle_lane_steps(made, lay_out(made, np.arange(6), 4))
     # device 0 runs 9 beside 2 and then 0; device 1 runs 7 beside 5, and then 1 alone
     assert (idle, total) == pytest.approx((7 + 2 + 1, 18 + 14 + 2))
-
-
-@pytest.mark.parametrize(("clients", "lanes"), [(20, 3), (50, 5), (100, 5)])
-def test_little_is_wasted_on_the_papers_split(clients, lanes):
-    labels = np.repeat(np.arange(10), 6000).astype(np.int32)
-    images = np.zeros((60_000, 1, 1, 1), np.uint8)
-    dataset = Dataset("CIFAR-10's labels", images, labels, tuple("0123456789"))
-    split = make_partition("practical", dataset, clients, 1, alpha=0.1)
-    steps = np.array([len(c.train) // 10 for c in split])
-    assert wasted_lane_steps(steps[longest_first(steps)], lanes) < 0.1
 
 
 def test_wasted_lane_steps():

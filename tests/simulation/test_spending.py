@@ -13,7 +13,6 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.privacy_budget import BLOCK, epsilon_spent, participations
 from fedjax_ht.simulation.program import bind
-from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.defences import median
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.options import Privacy
@@ -24,7 +23,6 @@ from tests.federations import (
     federation_data,
     federation_for,
     to_host,
-    uniform_federation,
 )
 from tests.standard import simulation_of
 
@@ -137,24 +135,3 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     other, _ = run(simulation(unit, seed=1), 1)
     biases = [to_host(x).server["head"]["bias"] for x in (other, state)]
     assert not np.allclose(*biases, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", ["client", "upload", "sample"])
-@pytest.mark.parametrize("variant", [{"lanes": 4}, {"client_store": "host"}])
-def test_lanes_stores_and_padding_change_nothing(unit, variant):
-    federation = uniform_federation()
-    plain, other = (
-        make_simulation(
-            METHODS["fedavg"](TRAINING),
-            federation,
-            federation_data(federation, padding),
-            SimulationOptions(
-                privacy=Privacy(unit, 0.1, 1.0), drop_rate=0.25, **{"lanes": 1} | options
-            ),
-        )
-        for padding, options in ((0, {}), (3, variant))
-    )
-    a, b = (to_host(run(sim, 2)[0]) for sim in (plain, other))
-    for x, y in zip(a.server["base"]["fc1"].values(), b.server["base"]["fc1"].values()):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)

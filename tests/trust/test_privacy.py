@@ -225,13 +225,6 @@ def test_without_noise_and_clipping_a_round_is_what_it_was():
     assert not np.allclose(end["head"]["kernel"], start["head"]["kernel"], atol=1e-3)
 
 
-@pytest.mark.slow
-def test_a_mean_moves_no_further_than_the_clip():
-    start, end = server_after(Privacy("client", 0.01, 0.0), "samples")
-    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (start, end)))))
-    assert 0.003 < moved < 0.01001
-
-
 def test_settings_that_vary_are_private_too():
     method = varied(lambda settings: stub(lambda client, data: settings * jnp.ones(3)), 1.0)
     bound = private(method, Privacy("client", 0.5)).at(100.0)
