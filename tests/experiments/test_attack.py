@@ -1,6 +1,5 @@
 """Attacks on the clients of a run: the command, its files and its refusals."""
 
-import csv
 import math
 from pathlib import Path
 
@@ -74,15 +73,6 @@ def test_a_file_holds_what_was_added(tmp_path):
     assert read(tmp_path / "a.csv") == [*ROWS, *PRIVATE]
 
 
-def test_a_file_of_an_earlier_version_has_defaults(tmp_path):
-    old = Row._fields[: Row._fields.index("trial")]
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(old)
-        writer.writerows([getattr(row, name) for name in old] for row in ROWS)
-    assert read(tmp_path / "a.csv") == ROWS
-
-
 def test_the_table_has_means_and_ends():
     assert markdown(ROWS).splitlines() == [
         "| round | method | images | numbers sent | the client's model | noise | uploads | dlg | "
@@ -100,15 +90,8 @@ def test_the_table_has_means_and_ends():
 
 
 def test_the_table_says_what_is_hidden():
-    assert markdown(PRIVATE).splitlines()[2::4] == [
-        "| 1 | fedavg | 1 | 50 | is sent | upload, clip 0.5, noise 2.9 | 7.93 | 1 | 5.0 / 0.10 |",
-        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | "
-        "0.500 | 2 |",
-    ]
-    assert (
-        "| 20 | fedavg | the client's own | upload, clip 0.5, noise 2.9 | none | 0.750 |"
-        in markdown(PRIVATE)
-    )
+    row = "| 1 | fedavg | 1 | 50 | is sent | upload, clip 0.5, noise 2.9 | 7.93 | 1 | 5.0 / 0.10 |"
+    assert row in markdown(PRIVATE)
 
 
 def test_a_picture_shows_all_uploads(tmp_path):
@@ -191,23 +174,6 @@ def refused(run_module, *arguments):
 )
 def test_bad_input_is_one_line(run_module, tmp_path, arguments, message):
     assert message in refused(run_module, f"--workdir={tmp_path / 'none'}", *arguments.split())
-
-
-@pytest.mark.slow
-def test_a_run_is_attacked(run_module, tiny_config, tmp_path):
-    run = f"--workdir={tmp_path / 'run'}"
-    done = run_module("main", f"--config={tiny_config}:runlocal", run)
-    assert done.returncode == 0, done.stderr
-    done = run_module("attack", run, "--attack=membership", f"--csv={tmp_path / 'a.csv'}")
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "a.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["method"], row["round"]) for row in rows} == {("fedtgp", "1"), ("local", "1")}
-    assert all(0 <= float(row["auc"]) <= 1 for row in rows)
-    assert "images are 6x6; SSIM needs at least 11x11" in refused(
-        run_module, run, "--attack=dlg", "--method=fedtgp"
-    )
-    assert "no method 'fedavg'" in refused(run_module, run, "--attack=dlg", "--method=fedavg")
 
 
 @pytest.mark.slow

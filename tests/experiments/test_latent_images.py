@@ -2,7 +2,6 @@
 refused."""
 
 import csv
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -26,9 +25,7 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.lab.generators import Card, Generator, open_generator
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.methods.shared.pair_server import Server
-from fedjax_ht.methods.shared.units import in_units
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 12
 
 
@@ -103,35 +100,6 @@ def test_methods_without_prototypes_have_no_vectors_and_a_wrong_length_is_refuse
     run = run_with({"p": jnp.zeros((3, 5))}, lambda server: Masked(server["p"], jnp.ones(3, bool)))
     with pytest.raises(ValueError, match=r"have 5 numbers, .* toy 12; .*model.feature_dim=12"):
         vectors_of_run(run, toy())
-
-
-def test_valid_latents_of_a_shipped_generator_give_the_sharpest_images():
-    generator = open_generator("natural_32")
-    kinds = drawn_vectors(generator, 4, seed=0)
-    images = images_of(generator, kinds)
-    assert images[VALID].shape == (4, 32, 32, 3)
-    rows = rows_of(generator, kinds, images)
-    sharp = {kind: np.mean([row.sharpness for row in rows if row.kind == kind]) for kind in kinds}
-    assert sharp[VALID] > sharp[ALIKE] > sharp[NORMAL]
-    assert in_units(generator, "raw").variables.unit == 1
-
-
-def test_the_page_has_the_numbers_of_the_committed_vectors():
-    by_kind = {}
-    with (ROOT / "experiments" / "results" / "latents.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            by_kind.setdefault(row["kind"].split()[0], []).append(row)
-
-    def mean(kind, column):
-        return np.mean([float(row[column]) for row in by_kind[kind]])
-
-    page = " ".join((ROOT / "docs" / "generators.md").read_text(encoding="utf-8").split())
-    sharp = {kind: f"{mean(kind, 'sharpness'):.3f}" for kind in by_kind}
-    assert f"lie in that middle ({mean('prototypes', 'reach'):.2f} of the radius)" in page
-    assert (
-        f"(sharpness {sharp['latents']}, valid latents {sharp['valid']}, FedProto's prototypes "
-        f"{sharp['prototypes']})"
-    ) in page
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
-from experiments.paper_table import find_runs, leaves, markdown
+from experiments.paper_table import find_runs, markdown
 
 SGD, ADAM = (
     {"optimizer": name, "learning_rate": rate, "beta1": 0.9}
@@ -107,28 +107,6 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     assert markdown(again, {}, "accuracy") == markdown(runs, {}, "accuracy")
     write_evaluations(again[:1], tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "earlier.csv").read_text()
-
-
-def test_fedrals_two_matrices_stand_side_by_side(tmp_path):
-    """The table has FedRAL's reported rule and the global A, over all clients and, where runs have
-    it, over the participants."""
-    more = {"accuracy_global": [0.2, 0.6], "accuracy_participants": [0.0, 0.8]}
-    write_run(
-        tmp_path / "a", "fedral", 0, [0.1, 0.4], **more, accuracy_participants_global=[0.0, 0.7]
-    )
-    write_run(tmp_path / "b", "local", 0, [0.1, 0.5])
-    runs = find_runs(tmp_path)
-    head, _, *lines = markdown(runs, {}, "accuracy").splitlines()[2:6]
-    titles = [cell.strip() for cell in head.strip("|").split("|")]
-    rows = {
-        line.split()[1]: [cell.strip() for cell in line.strip("|").split("|")] for line in lines
-    }
-    assert rows["fedral"][titles.index("by the global A %")] == "60.00"
-    assert rows["fedral"][titles.index("participants by the A that they were sent %")] == "70.00"
-    assert rows["local"][titles.index("by the global A %")] == "-"
-    write_evaluations(runs, tmp_path / "x.csv")
-    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
-    assert [row["best_participants_global"] for row in rows] == ["0", "0.7", "", ""]
 
 
 def cells(text, method):
@@ -231,19 +209,6 @@ def test_rounds_after_a_number_do_not_count(runs, tmp_path):
     assert cells(markdown(find_runs(tmp_path, 1), {}, "accuracy"), "fedktl")[1] == "65.00 ± 5.00"
 
 
-def test_clients_weighed_by_training_samples_stand_beside_the_global_model(tmp_path):
-    """DFRD's L.acc beside its G.acc; a table of the clients' mean does not have it."""
-    more = {"global_accuracy_head": [0.1, 0.4], "accuracy_train_weighted": [0.1, 0.25]}
-    write_run(tmp_path / "a", "dfrd", 0, [0.1, 0.3], **more)
-    text = markdown(find_runs(tmp_path), {}, "global_accuracy_head")
-    assert "| clients % | clients by n_i % |" in text
-    assert cells(text, "dfrd")[4:6] == [
-        "30.00",
-        "25.00",
-    ]
-    assert "clients by n_i" not in markdown(find_runs(tmp_path), {}, "accuracy")
-
-
 def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
     write_run(tmp_path / "a", "local", 0, [0.1, 0.4, 0.5])
     write_run(tmp_path / "b", "local", 1, [0.3, 0.6])
@@ -254,16 +219,3 @@ def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
     np.testing.assert_allclose(lines["fedssa"].get_ydata(), [20, 90])
     (axes,) = curves(find_runs(tmp_path), "accuracy_head").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedssa"]
-
-
-def test_curves_of_a_score_that_the_first_evaluation_lacks(tmp_path):
-    write_run(tmp_path / "a", "local", 0, [0.1, 0.4, 0.5], accuracy_participants=[0.0, 0.6, 0.7])
-    (run,) = find_runs(tmp_path)
-    del run.history[0]["accuracy_participants"]
-    (axes,) = curves([run], "accuracy_participants").axes
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 60], [2, 70]])
-
-
-def test_fields_that_change_no_number_set_no_run_apart():
-    config = {"track": ["wandb"], "report": {"maps": "none"}, "seed": 1, "rounds": 5}
-    assert list(leaves(config)) == [("rounds", "5")]

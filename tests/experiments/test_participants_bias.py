@@ -1,7 +1,6 @@
 """The best of many draws of clients that do not change."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from experiments.participants_bias import (
     read_accuracies,
     write_accuracies,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_all_clients_have_no_luck():
@@ -53,14 +50,3 @@ def test_accuracies_are_kept(tmp_path):
     (tmp_path / "b.csv").write_text("client\n0\n")
     with pytest.raises(ValueError, match="no column accuracy"):
         read_accuracies(tmp_path / "b.csv")
-
-
-def test_the_page_has_the_numbers_of_the_committed_accuracies():
-    accuracy = read_accuracies(ROOT / "experiments" / "results" / "participants_bias.csv")
-    best = 100 * best_so_far(accuracy, 10, 500, 200)
-    numbers = [f"{100 * accuracy.mean():.2f} %"]
-    numbers += [
-        f"{best[:, r - 1].mean():.2f} ± {best[:, r - 1].std():.2f}" for r in (100, 300, 500)
-    ]
-    page = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
-    assert [number for number in numbers if number not in page] == []

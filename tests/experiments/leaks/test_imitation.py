@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.leaks import inversion
 from experiments.leaks.imitation import (
     Knowledge,
     imitation,
@@ -179,28 +178,3 @@ def test_methods_that_send_nothing_are_refused():
     victim, state = victim_of("local", tiny.linear_federation(clients=1, buckets=1))
     with pytest.raises(ValueError, match="clients of local send no numbers, so"):
         observe(victim, upload(victim, state, *image_of(1)), state, (1, 2, 2, 1), jnp.array([1]))
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedproto", "lg_fedavg")]
-
-
-@pytest.mark.parametrize("name", ["fedral", *SLOW])
-def test_any_uplink_has_a_gradient(name):
-    """Prototypes, a part of a matrix, and a head: finite differences along a line agree."""
-    victim, state = victim_of(name, tiny.linear_federation(width=4, clients=1, buckets=1))
-    simulate, seen = attacked(victim, state, *image_of(1))
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(x):
-        return inversion.relative_square(simulate(seen.known, x), seen.change)
-
-    x, line = (
-        np.full((1, 2, 2, 1), 0.5, np.float32),
-        np.random.default_rng(3).normal(size=(1, 2, 2, 1)),
-    )
-    line = line.astype(np.float32)
-    slope = np.vdot(loss(x)[1], line)
-    np.testing.assert_allclose(
-        (loss(x + 0.01 * line)[0] - loss(x - 0.01 * line)[0]) / 0.02, slope, rtol=0.02, atol=1e-3
-    )
