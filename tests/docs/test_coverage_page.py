@@ -65,15 +65,6 @@ def test_random_classes_are_asked_of_no_generator_without_classes():
             assert name not in SHIPPED or open_generator(name).conditional is not None, command
 
 
-def test_a_mistake_in_a_command_is_found():
-    for command in (
-        "run --config=quickstart --config.method.options.tua=1",
-        "compare --config=quickstart --methods=fedtpg",
-    ):
-        with pytest.raises(Exception, match=r"tua|fedtpg"):
-            settle(config_of(command))
-
-
 def test_the_page_is_what_its_file_makes():
     text = PAGE.read_text(encoding="utf-8")
     assert coverage_page(text, RESULTS) == text, "run python -m experiments.paper_tables"

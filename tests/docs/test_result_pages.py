@@ -198,21 +198,6 @@ def test_fedtgp_elsewhere(row):
     assert cells[4] == str(len(tops[0]))
 
 
-@pytest.mark.parametrize("file", ["fair_dirichlet.csv", "fair_four_classes.csv"])
-@pytest.mark.parametrize("column", ["best", "last"])
-def test_fedssa_leads_in_every_trial(file, column):
-    scores = trials(file, column)
-    assert all(scores["fedssa@tuned"][trial] > x for trial, x in scores["local@tuned"].items())
-
-
-def test_the_papers_order_of_dfrds_rows_by_either_measure():
-    runs = percents("dfrd.csv", "global_accuracy_head", FASHION)
-    rows = ["fedrolex+dfrd", "fedrolex+dense", "fedrolex+fedftg", "fedrolex"]
-    for measure in (highest, late):
-        for values in zip(*(map(measure, runs[name][:2]) for name in rows)):
-            assert list(values) == sorted(values, reverse=True)
-
-
 @pytest.mark.parametrize("label, above", [("FedProto", 0), ("FedTGP", 8)])
 def test_the_margins_of_fedtgp(label, above):
     clients, server = defaultdict(list), {}

@@ -8,8 +8,6 @@ import sys
 import types
 from pathlib import Path
 
-import fedjax_ht
-
 PAGE = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 ROWS = [
     {"round": r, "trial": t, "accuracy": 0.5 + t / 10, "not_finite": [], "server_finite": True}
@@ -44,23 +42,6 @@ def test_a_finished_run_is_logged(tmp_path, monkeypatch):
     about, *rows = logged
     assert about["config"] == {"rounds": 1} and [step["step"] for _, step in rows] == [0, 0, 1, 1]
     assert rows[1][0][0]["trial 1/accuracy"] == 0.6 and "trial 1/not_finite" not in rows[1][0][0]
-
-
-def test_rows_are_logged_as_they_come(monkeypatch):
-    logged = []
-
-    def train_and_evaluate(config, workdir, progress_fn):
-        for row in ROWS:
-            progress_fn("fedtgp", row)
-
-    writer = types.SimpleNamespace(add_scalar=lambda *values: logged.append(values))
-    tensorboard = types.SimpleNamespace(SummaryWriter=lambda folder: writer)
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "torch.utils", types.SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
-    monkeypatch.setattr(fedjax_ht, "train_and_evaluate", train_and_evaluate, raising=False)
-    exec(recipe("tensorboard"), {"config": None})
-    assert ("fedtgp/1/accuracy", 0.6, 1) in logged
 
 
 def test_the_jobs_of_the_array_train_all_entries_once(tmp_path):
