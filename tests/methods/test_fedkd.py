@@ -6,11 +6,7 @@ import pytest
 
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.methods.fedkd import compress, decompress, fedkd
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
-from tests.federations import TRAINING as FEDERATION_TRAINING
-from tests.federations import federation_data, play, to_host, uniform_federation
 from tests.reference import averaging, low_rank, mutual
 from tests.standard import served
 from tests.tiny import BATCHES, DATA, LR, TRAINING
@@ -151,33 +147,6 @@ def test_released_clients_are_sent_compressed_weights_once_there_are_any():
         got, cost = received(method, server, client, tiny.context(0, round=round))
         assert (cost == SIZE) == whole
         check_close(got["shared"]["params"], server.params)
-
-
-def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
-    """Rounds of the test federation with compression: newcomers, the dropped and the left-out pay
-    |g|, others less."""
-    # clients of one architecture, since only the shared model crosses the wire
-    federation = uniform_federation()
-    method = fedkd(FEDERATION_TRAINING, start=0.3, end=0.3)
-    size = 16 * 8 + 8 + 8 * 5 + 5
-    sim = make_simulation(
-        method, federation, federation_data(federation), SimulationOptions(lanes=1)
-    )
-
-    def down(state, ids, dropped=()):
-        state, report = play(sim, state, ids, dropped)
-        return state, report.downlink.payload_elements
-
-    state, cost = down(to_host(sim.init()), [0, 1, 4, 5])
-    assert cost == 4 * size
-    state, sent = down(state, [0])
-    assert 0 < sent < size
-    state, cost = down(state, [0, 1])  # 1 missed a round
-    assert size < cost < 2 * size
-    state, cost = down(state, [0, 1], dropped=[0])
-    assert cost < 2 * size
-    state, cost = down(state, [0, 1])  # 0 did not answer
-    assert size < cost < 2 * size
 
 
 def test_thresholds_may_be_arguments_of_a_program():

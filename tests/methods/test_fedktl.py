@@ -11,15 +11,11 @@ import optax
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.pair_server import Server
 from fedjax_ht.methods.shared.pairs import draw, draw_in_passes, first_projection, simplex_etf
-from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear, Norm
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation
-from tests import federations, tiny
+from fedjax_ht.models.layers import Linear
+from tests import tiny
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 from tests.reference import fedktl as reference
 from tests.tiny import BUCKET, DATA, FEDERATION, LABELS, C, K
@@ -149,62 +145,6 @@ def test_client_update_equals_the_reference(case):
         assert uplink.counts == ()
 
 
-@pytest.mark.parametrize("mu", [400.0, 2000.0])
-def test_the_model_and_the_projection_are_clipped_apart(mu):
-    """The reference's gradients are longer than 100 in both."""
-    start = first_params(compiled_client(mu=mu)[0])
-    recipe = reference.Recipe(np.float64(simplex_etf(C, C)), mu=mu)
-    gradients = reference.client_gradients(start, next(iter(local_batches(AVAILABLE, 3))), recipe)
-    for part in ("projection", "base"):
-        assert sum((g**2).sum() for name, g in gradients.items() if name.startswith(part)) > 100**2
-
-
-class Normed(nn.Module):
-    """A linear layer and batch norm."""
-
-    @nn.compact
-    def __call__(self, x, train, mask):
-        return Norm(name="norm")(tiny.Flat(K, name="flat")(x), train, mask)
-
-
-@pytest.mark.slow
-def test_pairs_move_the_batch_statistics_of_the_extractor():
-    """Pairs pass the extractor in training mode; padding between them, and mu 0, move nothing."""
-    bucket = make_federation(
-        {"own": SplitModel(Normed(), Linear(C), stateful=True)}, (2, 2, 1), C, num_clients=1
-    ).buckets[0]
-    ctx, data = tiny.context(0), tiny.client_data(LABELS[:3])
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def variance(mu, available):
-        method = method_of(mu=mu)
-        downlink = method.broadcast(None, bucket, server_of(available), ctx)
-        client = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)[
-            0
-        ]
-        return client["stats"]["base"]["norm"]["var"]
-
-    alone = variance(0.0, jnp.asarray(AVAILABLE))
-    np.testing.assert_allclose(variance(50.0, jnp.zeros(C, bool)), alone, rtol=1e-6)
-    assert np.abs(variance(50.0, jnp.asarray(AVAILABLE)) - alone).max() > 1e-2
-
-
-def test_a_client_without_samples_stays_and_sends_nothing():
-    method, ctx = method_of(), tiny.context(0)
-    client, _ = compiled_client()
-    data = tiny.client_data(LABELS, indices=[], padding=9)
-
-    @jax.jit
-    def update(client):
-        downlink = method.broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), ctx)
-        return method.client_update(BUCKET, client, downlink, data, ctx)
-
-    after, uplink, metrics = update(client)
-    tiny.check_equal(after, client)
-    assert not uplink.prototypes.mask.any() and metrics["loss"] == 0
-    assert np.isfinite(uplink.prototypes.values).all()
-
-
 def test_pairs_are_drawn_without_replacement_and_all_in_turn():
     available = jnp.array([True, False, True, True, False])
     counts = np.zeros(5)
@@ -248,58 +188,6 @@ def test_prediction_is_by_the_largest_cosine():
         scores = method.predict(BUCKET, client, None, x, jnp.ones(5, bool))
         assert method.rules == (rule,) == tuple(scores)
         np.testing.assert_allclose(scores[rule], want, rtol=1e-4, atol=1e-5)
-
-
-NOISE = ((0.05, "prototypes"), (0.05, "vectors"), (0.2, "images"))  # of NC and NG
-
-
-def case(
-    width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: tuple = (), **options
-):
-    """Options, and what they send: numbers of a prototype and of a pair, classes in a downlink
-    (nobody has class 4)."""
-    name = ",".join(f"{k}={v}" for k, v in options.items()) or ("noise" if noise else "default")
-    return pytest.param(options, noise, width, pair, classes, id=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "noise", "width", "pair", "classes"),
-    [
-        case(),
-        case(classes=5, variant="released"),
-        case(mse_weight=0.0),
-        case(mmd_weight=0.0),
-        case(mu=0.0),
-        case(width=8, classifier="head"),
-        case(pair=16, transfer="images"),
-        *(case(width=0, classes=5, source=source) for source in ("labels", "valid", "noise")),
-        case(scale=1.0, margin=0.0),
-        case(width=7, all_pairs=True, dim=7),
-        case(bandwidths=(10.0, 50.0), bounded=False),
-        case(latents="spread"),
-        case(antialias=False, server_batch_size=1),
-        case(noise=tuple(gaussian_noise(s, 0.2, f) for s, f in NOISE)),  # up; down
-    ],
-)
-def test_every_option_runs(options, noise, width, pair, classes):
-    """Two rounds of a federation, then every client predicts."""
-    federation = federations.mixed_federation()
-    method = fedktl(federations.TRAINING, **({"generator": GENERATOR} | SMALL | options))
-    data = federations.federation_data(federation)
-    settings = SimulationOptions(lanes=1, uplink=noise[:1], downlink=noise[1:])
-    simulation = make_simulation(method, federation, data, settings)
-    state, first = simulation.run_round(simulation.init())
-    state, second = simulation.run_round(state)
-    up = width * sum(map(len, federations.CLASSES))
-    assert first.uplink.payload_elements == second.uplink.payload_elements == up
-    assert first.downlink.payload_elements == 0
-    assert second.downlink.payload_elements == federations.NUM_CLIENTS * classes * pair
-    assert not first.not_finite and not second.not_finite
-    # Not the accuracies: a client without test samples has none.
-    sound = state.server, state.clients, second.metrics, second.server_metrics
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(sound))
-    assert len(simulation.evaluate(state).accuracy["test"]) == 1
 
 
 class Whole(nn.Module):

@@ -68,11 +68,3 @@ def test_server_update_equals_the_reference():
         np.testing.assert_allclose(new[name], want[name], rtol=1e-5, atol=1e-6)
     loss = reference.soft_loss(start, mixtures, labels)
     np.testing.assert_allclose(metrics["server_loss"], loss, rtol=1e-5)
-
-
-def test_the_head_stays_where_nobody_with_samples_arrives():
-    head = model(4)["head"]
-    nothing = Uplink(np.zeros(K, np.float32), Masked(np.zeros(C, np.float32), np.zeros(C, bool)))
-    received = tiny.receive({0: nothing, 1: nothing}, [[0, 1]], {0: 0, 1: 0})
-    new, _ = served(fedre(TRAINING), FEDERATION, head, received, tiny.context())
-    tiny.check_equal(new, head)

@@ -1,28 +1,16 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.data.client_data import arranged
-from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.methods.fedssa import Server, fedssa, head_of, most_growth, rows_of, stabilisation
-from fedjax_ht.methods.local import local
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.methods.fedssa import Server, fedssa, most_growth, rows_of, stabilisation
 from tests import tiny
-from tests.federations import to_device, to_host
 from tests.reference import averaging, linear_client
 from tests.reference import fedssa as reference
 from tests.standard import served
 from tests.tiny import BATCHES, BUCKET, DATA, FEDERATION, LR, TRAINING, C, K
 
-STILL = LocalTraining(optax.sgd(0.0), batch_size=4)
 UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, K + 1)  # nobody has class 3
 OLD = np.random.default_rng(9).normal(size=(C, K + 1)).astype(np.float32)
 OWN = {0, 2, 3}
@@ -112,13 +100,6 @@ def test_the_server_learns_whose_rows_to_send(form):
         np.testing.assert_array_equal(downlink.values, server.rows)
 
 
-def test_a_round_without_samples_changes_nothing(form):
-    _, method, serve = form
-    server, metrics = serve(first_server(method), {0: {}, 2: {}})
-    tiny.check_equal(server, first_server(method))
-    assert metrics["classes"] == 0
-
-
 def test_without_semantics_everybody_owns_every_class():
     method, everybody = fedssa(TRAINING, semantic=False), np.ones(C, bool)
     client = method.init_client(BUCKET, tiny.context(0))
@@ -196,47 +177,6 @@ def test_client_update_equals_the_reference(hide):
         np.testing.assert_array_equal(uplink.mask, [True, False, True, True])
 
 
-def test_rows_hold_a_class_s_weights_and_bias():
-    head = {
-        "kernel": jnp.arange(K * C, dtype=jnp.float32).reshape(K, C),
-        "bias": -jnp.arange(C, dtype=jnp.float32),
-    }
-    np.testing.assert_array_equal(rows_of(head)[2], [2, 6, 10, -2])
-    tiny.check_equal(head_of(rows_of(head)), head)
-
-
-def test_one_owner_a_class_and_no_history_is_local_training():
-    """From round 1 on: in the first round clients fuse rows that nobody has trained."""
-    clients, each = 2, 9
-    labels = np.repeat(np.arange(2 * clients), each)
-    images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 2, 1), np.uint8)
-    nothing = np.array([], int)
-    split = [
-        ClientIndices(np.arange(2 * each * i, 2 * each * (i + 1)), nothing, nothing)
-        for i in range(clients)
-    ]
-    federation = tiny.linear_federation(2 * clients, K, clients, buckets=1)
-    data = arranged(Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation)
-    training = dataclasses.replace(TRAINING, shuffle=True)
-    options = SimulationOptions(devices=1)
-    methods = fedssa(training, mu=0.0), local(training)
-    fused, alone = (make_simulation(method, federation, data, options) for method in methods)
-    state, _ = fused.run_round(fused.init())
-    state = to_host(state)
-    models = {
-        name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()
-    }
-    other = to_device(state._replace(server=(), clients=models))
-    state = to_device(state)
-    for _ in range(3):
-        state, _ = fused.run_round(state)
-        other, _ = alone.run_round(other)
-    for name, client in other.clients.items():
-        for part in ("params", "stats"):
-            jax.tree.map(np.testing.assert_array_equal, state.clients[name][part], client[part])
-    assert state.round == other.round == 4
-
-
 def test_fusing_that_compounds_is_refused_or_warned_of():
     for form in (
         {},
@@ -259,42 +199,3 @@ def test_fusing_that_compounds_is_refused_or_warned_of():
     assert method.view.warn({"longest_row": 2.0}) is None
     for length in (1e4, float("nan"), float("inf")):
         assert "mu compounds" in method.view.warn({"longest_row": length})
-
-
-def lengths(method: Method, rounds: int, participation: float) -> list[float]:
-    """The longest row of the header after each round, of clients that start alike and learn
-    nothing."""
-    clients = 10
-    federation = tiny.linear_federation(C, K, clients, buckets=1)
-    labels = np.tile(np.arange(C), clients)
-    images = np.zeros((len(labels), 2, 2, 1), np.uint8)
-    nothing = np.array([], int)
-    split = tuple(
-        ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients)
-    )
-    data = arranged(Dataset("toy", images, labels, tuple("abcd")), split, federation)
-    options = SimulationOptions(devices=1, shared_init=True, participation=participation)
-    sim = make_simulation(method, federation, data, options)
-    state, longest = sim.init(), []
-    for _ in range(rounds):
-        state, report = sim.run_round(state)
-        longest.append(report.server_metrics["longest_row"])
-    return longest
-
-
-@pytest.mark.parametrize(("participation", "times"), [(1.0, 1.0), (0.3, 4.0)])
-def test_fusing_does_not_diverge(participation, times):
-    """Rows grow as far as the product of 1 + mu_t if all clients take part, a few times further if
-    some do; and stay there."""
-    grown = lengths(fedssa(STILL), 80, participation)
-    growth = grown[-1] / grown[0] * (1 + stabilisation(1, 0.5, 5))
-    assert grown[-1] == pytest.approx(grown[-10], rel=1e-5)
-    assert 0.999 < growth / most_growth(0.5, 5) < 1.001 * times
-
-
-def test_fusing_that_diverges_is_warned_of():
-    """Rows stored by global rounds pass the checks, and here all clients take part in all
-    rounds."""
-    method = fedssa(STILL, stable_rounds=50, clock="round")
-    grown = lengths(method, 30, participation=1.0)
-    assert grown[-1] > 1e3 and "mu compounds" in method.view.warn({"longest_row": grown[-1]})

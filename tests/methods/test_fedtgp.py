@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.methods.fedtgp import Server, fedtgp, init_trained
+from fedjax_ht.methods.fedtgp import Server, fedtgp
 from tests import tiny
 from tests.alignment_steps import epoch_orders, valid_rows
 from tests.reference import fedtgp_server, linear_client
@@ -64,12 +64,6 @@ def ablated(request):
     return method, start_of(method)
 
 
-def test_order_of_clients_and_their_buckets_change_nothing(ablated):
-    want = serve(*ablated, UPLOADS)
-    for order in ([[0, 2, 4, 4], [1, 3, 4]], [[1, 9, 0, 7], [5, 2, 3]]):
-        tiny.check_equal(serve(*ablated, UPLOADS, order), want)
-
-
 def test_the_margin_is_at_most_tau_and_tau_of_fewer_than_two_classes(ablated):
     def at(position):
         return np.full(K, position, np.float32) / K**0.5
@@ -127,25 +121,3 @@ def test_client_update_equals_the_reference(options, weight):
         for c, mean in linear_client.class_means(rows, LABELS).items():
             np.testing.assert_allclose(uplink.prototypes.values[c], mean, rtol=1e-5, atol=1e-6)
         assert uplink.counts == ()
-
-
-def test_the_server_starts_as_torch_would_and_publishes_what_it_trains():
-    init = jax.jit(init_trained, static_argnums=(1, 2, 3))
-    trained = init(jax.random.key(0), 200, 100, True)
-    shapes = {
-        "embeddings": (200, 100),
-        "w1": (100, 100),
-        "b1": (100,),
-        "w2": (100, 100),
-        "b2": (100,),
-    }
-    assert {name: value.shape for name, value in trained.items()} == shapes
-    moments = [trained["embeddings"].mean(), trained["embeddings"].std()]
-    np.testing.assert_allclose(moments, [0, 1], atol=0.03)
-    for name in ("w1", "b1", "w2", "b2"):
-        assert 0.09 < np.abs(trained[name]).max() <= 0.1  # 1 / sqrt(100)
-    assert set(init(jax.random.key(0), 2, 3, False)) == {"embeddings"}
-    server = start_of(fedtgp(TRAINING))
-    want = fedtgp_server.global_prototypes({k: np.asarray(v) for k, v in server.trained.items()})
-    np.testing.assert_allclose(server.prototypes, want, rtol=1e-5, atol=1e-6)
-    assert not server.ready

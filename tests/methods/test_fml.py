@@ -1,13 +1,8 @@
-import dataclasses
-
-import chex
 import jax
 import numpy as np
-import optax
 import pytest
 
 from fedjax_ht.methods.fml import fml
-from fedjax_ht.methods.local import local
 from tests import tiny
 from tests.reference import averaging, mutual
 from tests.standard import served
@@ -45,21 +40,6 @@ def test_server_update_is_the_mean_of_those_that_arrived_with_samples():
         tiny.check_model(new, want)
     idle = tiny.receive(uplinks, samples=dict.fromkeys(uplinks, 0))
     tiny.check_equal(served(method, FEDERATION, old, idle)[0], old)
-
-
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_labels_alone_leave_the_private_model_as_local_training_has_it(variant):
-    """Also where gradients are clipped: each model by its own norm."""
-    optimizer = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1))
-    training = dataclasses.replace(TRAINING, optimizer=optimizer, shuffle=True, epochs=2)
-    bucket, clients = tiny.normed_federation().buckets[0], []
-    for method in (fml(training, alpha=1.0, beta=1.0, variant=variant), local(training)):
-        client = method.init_client(bucket, tiny.context(0))
-        downlink = client["shared"]["params"] if "shared" in client else ()
-        clients.append(tiny.play(method, client, downlink, bucket=bucket)[1])
-    for part in ("params", "stats"):
-        assert jax.tree.leaves(clients[0][part])
-        chex.assert_trees_all_close(*(c[part] for c in clients), rtol=1e-6, atol=1e-7)
 
 
 def test_batch_statistics_stay_with_the_client():

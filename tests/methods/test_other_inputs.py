@@ -3,16 +3,12 @@ what they need."""
 
 import jax
 import numpy as np
-import optax
 import pytest
 
-from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.methods import METHODS
-from fedjax_ht.methods.local import local
 from fedjax_ht.models import SplitModel, text_model
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures
@@ -122,14 +118,3 @@ def test_two_rounds(kind, name):
 def test_methods_that_need_images_say_so(name, kind, found):
     with pytest.raises(ValueError, match=rf"needs images, float .*; these models take {found}$"):
         method_of(name).check(federation_for(kind, name))
-
-
-@pytest.mark.slow
-def test_texts_are_learned():
-    """The class is told by the second token: both architectures find it."""
-    training = LocalTraining(optax.adam(0.03), batch_size=4, epochs=60)
-    options = SimulationOptions(scoring=Scoring(train=True))
-    simulation = simulation_of("texts", local(training), federation_for("texts", "local"), options)
-    state, _ = simulation.run_round(simulation.init())
-    (scores,) = simulation.evaluate(state).accuracy["train"].values()
-    assert np.nanmean(scores) > 0.9, scores

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.leaks.imitation import Victim, untrained_upload
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.samples import PUBLIC, Split
@@ -233,21 +232,6 @@ def test_kernels_are_aligned_whatever_their_scale_and_middle():
     assert value == pytest.approx(1, abs=1e-4)
     value, slope = value_and_slope(np.zeros((5, 5)), rows @ rows.T)
     assert value == 0 and np.isfinite(slope).all()
-
-
-def test_leaks_of_a_round_with_public_samples_are_not_measured():
-    ctx = tiny.context(0)
-    victim = Victim(
-        method=fedmd(TRAINING, **SETTINGS),
-        bucket=BUCKET,
-        downlink=downlink(np.zeros((P, C))),
-        root=ctx.key,
-        round=ctx.round,
-        info=ctx.info,
-        data=DATA,
-    )
-    with pytest.raises(ValueError, match="clients of fedmd read a public set"):
-        untrained_upload(victim, (), jnp.zeros((2, 2, 2, 1)), jnp.zeros(2, jnp.int32))
 
 
 def test_fedmd_is_refused_a_first_phase_without_labels():

@@ -12,7 +12,6 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods.pfedafm import pfedafm
 from fedjax_ht.methods.pfedes import pfedes
 from fedjax_ht.methods.pfedmoe import gate_input, pfedmoe
-from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.models import SplitModel, text_model
 from fedjax_ht.models.layers import Linear
 from tests import tiny
@@ -142,15 +141,6 @@ def test_training_the_extractor_leaves_the_batch_statistics_of_pfedes():
     for old, new in zip(*map(jax.tree.leaves, (first["stats"], short["stats"])), strict=True):
         assert not np.array_equal(old, new)
     assert not np.array_equal(sent.params["conv1"]["kernel"], sent_later.params["conv1"]["kernel"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factory", [pfedafm, pfedmoe, pfedes])
-def test_models_with_batch_norms_keep_the_contract(factory):
-    norms = {
-        f"normed{i}": SplitModel(tiny.NormedFlat(3), Linear(4), stateful=True) for i in range(2)
-    }
-    check_method(factory(TRAINING), make_federation(norms, (2, 2, 1), 4, num_clients=6))
 
 
 @pytest.mark.parametrize("factory", [pfedafm, pfedmoe])

@@ -58,12 +58,6 @@ def test_weights_and_label_shares_equal_the_reference():
     assert (tau == 0).all() and (shares == 0).all()
 
 
-def test_equal_counts_are_the_plain_mean():
-    tau, shares = label_weights(jnp.ones((4, 5)), jnp.ones(4, bool))
-    assert (tau == 1 / 4).all()
-    np.testing.assert_allclose(shares, 1 / 5, rtol=1e-6)
-
-
 def test_each_teacher_is_asked_and_weighed_by_the_label():
     """One by one, with and without memory to spare, in value and in the images' gradient."""
     params = uploads()

@@ -14,7 +14,6 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.data_free.bases import Opinions, Server, Teachers
 from fedjax_ht.methods.data_free.dense import batch_norm_loss
-from fedjax_ht.methods.data_free.dfrd import dfrd
 from fedjax_ht.methods.data_free.distil import Synthetic
 from fedjax_ht.methods.data_free.image_generator import Generated, draw, moving_average
 from fedjax_ht.methods.data_free.method import Uplink
@@ -105,21 +104,6 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
     )
     if kind == "plain":  # a bias ahead of a norm has no gradient
         assert min(jax.tree.leaves(moved)) > 0.02 * LR
-
-
-@pytest.mark.slow
-def test_the_student_may_see_one_batch_in_all_steps_of_an_iteration():
-    """A student that stands still has the loss of the first step in every step, and another one
-    with new batches."""
-    still = SMALL | {"student_lr": 0.0, "iterations": 1, "generator_steps": 1, "batch_size": 4}
-
-    def loss(**options):
-        method = dfrd(TRAINING, variant="released", **still | {"alpha": 0.7} | options)
-        return float(serve("plain", method, first_server("plain", method))[1]["student_loss"])
-
-    alone = loss(student_steps=1)
-    np.testing.assert_allclose(loss(student_steps=3, student_batch="iteration"), alone, rtol=1e-6)
-    assert abs(loss(student_steps=3) - alone) > 1e-4 * abs(alone)
 
 
 def random_batch() -> tuple:

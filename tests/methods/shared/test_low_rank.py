@@ -74,22 +74,6 @@ def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy
     np.testing.assert_array_equal(got["small"], tree["small"])
 
 
-def test_weights_compressed_again_and_again_lose_their_rank_in_the_released_form_alone():
-    """HtFLlib's messages shrink over a run because each compression takes its share of what the
-    last one left."""
-    layer = {"kernel": np.random.default_rng(0).uniform(-1, 1, (80, 40)).astype(np.float32)}
-    costs = {}
-    for form in FORMS:
-        weights, costs[form] = layer, []
-        for _ in range(10):
-            message = compressed(weights, 0.9, form)
-            weights = decompressed(message, form)
-            costs[form].append(int(wire_elements(message).payload_elements))
-    # too many components at first, so whole, and so for ever
-    assert set(costs["paper"]) == {80 * 40}
-    assert costs["released"][0] == 80 * 40 and costs["released"][-1] < 80 * 40 / 3
-
-
 def test_components_are_the_singular_ones():
     for name in ("tall", "broad"):
         matrix = arrays()[name]

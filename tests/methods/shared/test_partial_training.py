@@ -159,27 +159,6 @@ def test_a_round_equals_the_reference(name, weighting):
     assert not np.allclose(got["base/fc1/kernel"], server["base"]["fc1"]["kernel"], atol=1e-4)
 
 
-def test_order_and_padding_change_nothing():
-    """With slices of each client's own."""
-    of, received, _ = trained("feddropout")
-
-    def shuffled(part, order):
-        """Rows in another order; the last one has not arrived and must not be read."""
-        part = jax.tree.map(lambda x: np.asarray(x)[order], part)
-
-        for x in jax.tree.leaves(part.uplink):
-            if np.issubdtype(x.dtype, np.floating):
-                x[-1] = np.nan
-        part.arrived[-1] = False
-        return part
-
-    orders = {"rate0.5": [2, 1, 0, 0], "rate0.25": [1, 0, 1]}
-    reordered = {bucket: shuffled(received[bucket], order) for bucket, order in orders.items()}
-    models = served(of, reordered), served(of, received)
-    # a simulation's rows come by client id: no bit is another one there
-    chex.assert_trees_all_close(*models, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name, weighting", [("heterofl", "samples"), ("fedrolex", "uniform")])
 def test_whole_slices_of_all_classes_are_fedavg(name, weighting):
     labels = [LABELS, LABELS[1:7], LABELS[2:]]
