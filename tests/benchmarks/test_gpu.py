@@ -4,8 +4,6 @@ import json
 import math
 import shlex
 
-import pytest
-
 from benchmarks import gpu
 
 
@@ -40,12 +38,6 @@ def test_a_process_that_fails_leaves_an_error(tmp_path):
     assert result["error"] == "exit code 3: why"
 
 
-def test_torch_is_skipped_in_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    call(monkeypatch, "--only=torch", f"--out={tmp_path}")
-    assert len(capsys.readouterr().out.splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
 def test_rows_of_the_queue_have_a_process_an_entry():
     commands = gpu.queue_commands()
     assert commands and not any("$(" in command for command in commands.values())
@@ -54,9 +46,3 @@ def test_rows_of_the_queue_have_a_process_an_entry():
         assert kind in ("compare", "sweep")
         entries = [flag for flag in flags if flag.startswith(("--methods=", "--entry="))]
         assert len(entries) == 1 and "," not in entries[0]
-
-
-def test_an_unknown_part_is_refused(monkeypatch):
-    with pytest.raises(SystemExit) as stopped:
-        call(monkeypatch, "--only=rows")
-    assert stopped.value.code == 2

@@ -1,7 +1,6 @@
 """The counts of `benchmarks.house`, on made-up files."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -58,15 +57,6 @@ def root(tmp_path):
 def test_code_is_neither_docstring_nor_comment_nor_blank():
     lines = house.code_lines(TEXT)
     assert lines == {4, 5, 6, 7, 9, 10, 13, 16, 17, 20, 23}
-
-
-def test_layers_and_packages_are_by_path():
-    path = Path("fedjax_ht/lab/config/fields.py")
-    assert (house.layer(path), house.package(path)) == ("lab", "fedjax_ht.lab.config")
-    path = Path("fedjax_ht/data/files/zip.py")
-    assert (house.layer(path), house.package(path)) == ("library", "fedjax_ht.data")
-    assert house.layer(Path("fedjax_ht/deploy/gate.py")) == "deploy"
-    assert house.package(Path("fedjax_ht/__main__.py")) == "fedjax_ht"
 
 
 def test_imports_of_type_checkers_are_left_out():

@@ -29,22 +29,6 @@ def scripts(monkeypatch):
         sys.modules.pop(name)
 
 
-def test_layouts_are_each_others_inverse(scripts):
-    rng = np.random.default_rng(0)
-    for shape, channels in (((4, 3, 5, 5), 1), ((7, 3 * 2 * 2), 3), ((7, 6), 1)):
-        weight = rng.normal(size=shape)
-        kernel = scripts.protocols.from_torch(weight, channels)
-        np.testing.assert_array_equal(scripts.protocols.to_torch(kernel, channels), weight)
-
-
-def test_a_map_is_flattened_in_either_layout(scripts):
-    rng = np.random.default_rng(0)
-    # x is [B, H, W, C]
-    x, weight = rng.normal(size=(5, 2, 4, 3)), rng.normal(size=(7, 2 * 4 * 3))
-    ours = x.reshape(5, -1) @ scripts.protocols.from_torch(weight, 3)
-    np.testing.assert_allclose(ours, x.transpose(0, 3, 1, 2).reshape(5, -1) @ weight.T)
-
-
 @pytest.mark.parametrize("name, numbers", [("pfl", 1_626_442), ("blazefl", 62_006)])
 def test_shapes_are_those_of_the_model(scripts, name, numbers):
     network = scripts.protocols.PROTOCOLS[name].network

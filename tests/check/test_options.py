@@ -253,38 +253,6 @@ def test_fields_of_dataclasses_and_named_tuples():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"),
-            "weighting is 'all'; it must be",
-        ),
-        (
-            lambda: fl.LocalTraining("adam"),
-            "optimizer is a str; it must be an optax optimizer, such as",
-        ),
-        (lambda: fl.LocalTraining(0.1), "optimizer is a float; it must be an optax optimizer"),
-        (
-            lambda: fl.fedproto(optax.sgd(0.1)),
-            "training is a GradientTransformationExtraArgs; it must be a Lo",
-        ),
-        (
-            lambda: fl.LocalTraining(optax.sgd(0.1), batch_size=10**12),
-            "batch_size is 1000000000000; it must be an",
-        ),
-        (
-            lambda: fl.LocalTraining(optax.sgd(0.1), shuffle="no"),
-            "shuffle is 'no'; it must be True or False",
-        ),
-    ],
-)
-def test_the_library_refuses_bad_options(make, message):
-    with pytest.raises(ValueError) as error:
-        make()
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
         (lambda: fl.fedproto(TRAINING, lam=1), "fedproto has no option 'lam'; it has training, w"),
         (
             lambda: fl.LocalTraining(optax.sgd(0.1), batchsize=4),

@@ -1,7 +1,5 @@
 """Flower's SecAgg+ in one process: sums are right, whoever is lost, and nothing else leaves."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -12,16 +10,11 @@ from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
-from fedjax_ht.deploy.answers import answer
-from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.flower import flower_transport, secure_sum
 from fedjax_ht.deploy.masking import STAGE, check_stage, with_stage, without_stage
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
-from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
-from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.grid import LocalLink
-from tests.deploy.sites import CLOCK, simulation_of, sites_of, small_config
 
 LIMIT, SIZE, TRAIN = 8.0, 50, Envelope({"kind": "train"}, {"a": np.arange(3.0)})
 STEP = 2 * LIMIT / STEPS
@@ -257,34 +250,3 @@ def test_flowers_functions_stay_as_they_are_and_one_without_masks_is_refused():
     assert secaggplus_workflow.pseudo_rand_gen is theirs is not mask_stream
     with pytest.raises(RuntimeError, match="setup_stage does not call pseudo_rand_gen"):
         with_mask_stream(secaggplus_workflow.SecAggPlusWorkflow.setup_stage)
-
-
-@pytest.mark.slow
-def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypatch, tmp_path):
-    """FedProto: a client is lost in the second round once its shares are dealt."""
-    config, lines = small_config("fedproto"), []
-    spans = [(i, k, k) for i in range(4) for k in range(2) if (i, k) != (2, 1)]
-    run, simulation = simulation_of(config, devices_profile=Profile(available=by_trace(4, spans)))
-    sites = sites_of(config, run, tmp_path, secure_sums=True)
-    clients = {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
-    link, rounds_masked = LocalLink(monkeypatch, clients), []
-
-    def lost(node, stage):
-        if node != NODES[2] or stage != Stage.COLLECT_MASKED_VECTORS:
-            return False
-        rounds_masked.append(stage)
-        return len(rounds_masked) == 2
-
-    link.lost = lost
-    transport = flower_transport(link, 0.0, 1.0, lines.append)
-    plan = make_plan(config, secure_sums=True)
-    deployed = serve(plan, tmp_path / "server", transport, lines.append)
-    assert "client 2, round 2: no answer" in lines
-    simulated = run(simulation, 2)[1]
-    assert len(deployed) == len(simulated) == 3
-    for one_row, other_row in zip(simulated, deployed):
-        names = one_row.keys() - {*CLOCK, "absent"}
-        assert names == other_row.keys() - {*CLOCK, "absent"}
-        for name in names:
-            expected, actual = (np.array(row[name], float) for row in (one_row, other_row))
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg=name)

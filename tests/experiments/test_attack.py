@@ -44,22 +44,8 @@ ROWS = [
 SEEN = (("fedavg", NOT_NEEDED), ("lg_fedavg", OWN), ("lg_fedavg", OTHER))
 HIDDEN = {"unit": "upload", "clip": 0.5, "scale": 2.9}
 PRIVATE = [
-    Row(
-        1,
-        "fedavg",
-        "dlg",
-        0,
-        1,
-        0.0,
-        0.0,
-        NOT_NEEDED,
-        50,
-        5.0,
-        0.1,
-        trial=1,
-        image=3,
-        **HIDDEN,
-        epsilon=7.93,
+    Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 5.0, 0.1)._replace(
+        trial=1, image=3, **HIDDEN, epsilon=7.93
     ),
     Row(20, "fedavg", "membership", 0, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=7.93),
     Row(20, "fedavg", "membership", 0, auc=0.75, **HIDDEN, epsilon=math.inf),

@@ -42,21 +42,6 @@ def test_seeds_have_splits_of_their_own():
     assert seeds.partition.seed == search.partition.seed + 1
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PLANS if name.startswith(("level", "practical", "two", "fedral"))]
-)
-def test_runs_in_the_papers_setting_train_inside_its_grid(name):
-    """The texts fix plain SGD at 0.01; they search batches, epochs and rounds."""
-    settled = settle(PLANS[name].config)
-    options = PLANS[name].config.partition.options
-    assert options.get("val_size") or options["val_share"]  # searches choose by validation
-    for config in (run.config for run in settled.runs.values()):
-        training = config.training
-        assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.01, 0.0)
-        assert training.batch_size in (32, 64, 512) and training.epochs in (1, 10)
-        assert not training.drop_remainder and config.rounds == 500
-
-
 def searched(folder, points):
     """The folder of a search that has chosen the last of its points."""
     write_run(folder, dict.fromkeys(points, ()), rounds=2)

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
@@ -49,16 +48,6 @@ def spoiled_update(client: int):
         return spoiled
 
     return change
-
-
-@pytest.mark.slow  # of FedProto the next test has one, too
-@pytest.mark.parametrize("name", ["fedktl", "lg_fedavg"])
-def test_a_sound_round_has_none(name):
-    settings = {"fedktl": {"source": "noise"}}.get(name, {})
-    method, options = METHODS[name](TRAINING, **settings), SimulationOptions(devices=1)
-    sim = make_simulation(method, MIXED, federation_data(MIXED), options)
-    with chosen([0, 4]):
-        assert sim.find_fault(sim.init()) is None
 
 
 def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():

@@ -91,24 +91,6 @@ def test_an_upload_arrives_as_it_was_sent():
     assert state.waiting.unfinished.tolist() == [i == 4 for i in range(NUM_CLIENTS)]
 
 
-def test_unfinished_clients_are_not_drawn():
-    sim = simulation(waiting(10.0, up=SLOW, down=None))
-    state = sim.init()
-    with chosen([4]):
-        state, _ = sim.run_round(state)
-    for _ in range(2):
-        state, report = sim.run_round(state)
-        assert 4 not in report.participants
-
-
-def test_a_huge_deadline_changes_nothing():
-    state, rows = run(simulation(Profile(up=UP), "fedproto"), 2)
-    other, same = run(simulation(waiting(1e30, down=None), "fedproto"), 2)
-    assert identical(to_host(state), to_host(other)._replace(waiting=None))
-    expected = [{k: v for k, v in row.items() if k != "arrived_late"} for row in untimed(same)]
-    assert untimed(rows) == expected
-
-
 def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
     profile = waiting(8.0)
     whole, rows = run(simulation(profile), 4)

@@ -26,8 +26,6 @@ def simulation():
     "call, message",
     [
         (lambda: fl.make_simulation(fl.local, FEDERATION, DATA), "method is the function local"),
-        (lambda: fl.make_simulation("fedproto", FEDERATION, DATA), "method is 'fedproto'; it must"),
-        (lambda: fl.make_simulation(FEDERATION, METHOD, DATA), "method is a Federation; it must"),
         (lambda: fl.make_simulation(METHOD, FEDERATION, DATASET), "data is a Dataset; it must be"),
         (
             lambda: fl.make_simulation(METHOD, fl.make_federation(MODELS, (4, 4, 1), 5, 2), DATA),
@@ -43,24 +41,15 @@ def simulation():
         ),
         (lambda: fl.run(METHOD, 3), "simulation is a Method; it must be a simulation of"),
         (lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, 2), "modules is a list; it"),
-        (lambda: fl.make_federation(MODELS, DATASET, 5, 2), "input_shape is a Dataset; it must be"),
-        (
-            lambda: fl.make_federation(MODELS, (4, 4, 1), DATASET.class_names, 2),
-            "num_classes is ('a', 'b', 'c', 'd', 'e'); it must be an integer",
-        ),
         (lambda: fl.make_federation(MODELS, (4, 4, 1), 5, assignment="one"), "assignment is 'one'"),
         (
             lambda: fl.make_federation_data(DATASET, [np.arange(3)], FEDERATION),
             "partition[0] is array([0, 1, 2]); it must be fl.ClientIndices(train, val, test), arrays",
         ),
-        (lambda: fl.make_federation_data("mnist", PARTITION, FEDERATION), "dataset is 'mnist'; it"),
         (lambda: fl.make_partition(DATASET, "iid", 2), "kind is a Dataset; it must be text; the"),
-        (lambda: fl.make_partition("iid", DATASET, 2, None), "seed is None; it must be an integer"),
         (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it"),
-        (lambda: fl.METHODS["dense"]("adam"), "training is 'adam'; it must be a"),
         (lambda: fl.method_factory(fl.local), "name is the function local; it must be text"),
         (lambda: fl.load_dataset(DATASET), "name is a Dataset; it must be text"),
-        (lambda: fl.load_dataset("mnist", 3), "data_dir is 3; it must be text, a path or None"),
         (lambda: fl.model_group("mlp2", (4, 4, 1), 5), "num_classes is (4, 4, 1); it must be an"),
         (lambda: fl.mlp(5, 4), "widths is 4; it must be a tuple, each an integer"),
         (lambda: fl.check_method(fl.local), "method is the function local; it must be a method"),
@@ -72,14 +61,9 @@ def simulation():
         (lambda: fl.best([ROW, ROW | {"trial": 1}]), "history has the rows of 2 trials; give"),
         (lambda: fl.train_and_evaluate("quickstart", "runs"), "config is a str; it must be what"),
         (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10), "d: class_names is an int"),
-        (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), "ab"), "d: class_names is a str"),
         (
             lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), ("a", "b"), "scale"),
             "d: preprocess is 'scale'; it must be a function or None",
-        ),
-        (
-            lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), ("a", "b"), official=[0]),
-            "d: official is a list; it must be a dict",
         ),
     ],
 )
@@ -94,15 +78,12 @@ def test_an_object_in_the_wrong_place_is_one_line(call, message):
     "arguments, message",
     [
         ({"rounds": "3"}, "rounds is '3'; it must be an integer of at least 0"),
-        ({"rounds": -1}, "rounds is -1; it must be an integer of at least 0"),
         ({"eval_every": 0}, "eval_every is 0; it must be an integer of at least 1"),
-        ({"score_every": 0}, "score_every is 0; it must be an integer of at least 1"),
         ({"patience": 0}, "patience is 0; it must be an integer of at least 1 or None"),
         ({"state": []}, "state is []; it must be a state of simulation.init() or fl.run or None"),
         ({"progress_fn": 3}, "progress_fn is 3; it must be a function or None"),
         ({"history": [ROW]}, "history has 1 rows, and no state goes with it; give both, as run re"),
         ({"only": [9]}, "only has ids from 9 to 9; they must be from 0 to 7"),
-        ({"only": np.ones(8, bool)}, "only has bool [8]; it must be a list of clients' ids"),
     ],
 )
 def test_a_run_checks_its_arguments(simulation, arguments, message):

@@ -9,10 +9,6 @@ from experiments.leaks import inversion
 from experiments.leaks.images import psnr
 from experiments.leaks.imitation import Observation
 from experiments.leaks.inversion import Search, in_order, invert
-from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.models import mlp
 from tests import tiny
 from tests.experiments.leaks.victims import ROOT, attacked, image_of, victim_of
 
@@ -73,23 +69,3 @@ def test_where_there_is_no_gradient_images_stay_images(distance):
 def test_bad_fields_of_a_search_are_refused():
     with pytest.raises(ValueError, match=r"search\.steps is 0"):
         invert(None, None, (1, 2, 2, 1), None, Search(steps=0))
-
-
-@pytest.mark.slow
-def test_an_image_of_fedavg_with_a_perceptron_is_found_and_noise_hides_it():
-    dataset = load_dataset("fashion_mnist_10k", "data")
-    federation = make_federation({"mlp": mlp(10, (32, 32))}, dataset.input_shape, 10, num_clients=1)
-    victim, state = victim_of("fedavg", federation)
-    victim = victim._replace(data=victim.data._replace(preprocess=dataset.preprocess))
-    images, labels = (
-        jnp.asarray(dataset.inputs[:1] / np.float32(255)),
-        jnp.asarray(dataset.labels[:1]),
-    )
-    simulate, clear = attacked(victim, state, images, labels)
-    _, noisy = attacked(victim, state, images, labels, gaussian_noise(0.05, 0.0))
-    for search in (inversion.DLG, inversion.GEIPING._replace(tv=0.001)):
-        got = {
-            name: psnr(invert(simulate, seen, images.shape, ROOT, search).images, images)
-            for name, seen in {"clear": clear, "noisy": noisy}.items()
-        }
-        assert got["clear"] > 25 > got["noisy"] + 5, got

@@ -100,8 +100,6 @@ def test_a_config_takes_it(folder, tiny_config):
 WRONG = """
 import fedjax_ht as fl
 def make(): return {}
-def fails(): raise RuntimeError("first\\nsecond")
-number = 3
 """
 
 
@@ -109,22 +107,15 @@ number = 3
     ("name", "message"),
     [
         ("no_such_gan:make", r"there is no module no_such_gan in /\S+, and none is installed"),
-        ("wrong_gan.inner:make", r"there is no module wrong_gan\.inner in .*"),
         (
             "wrong_gan:maker",
-            r"\S*wrong_gan\.py has no function maker; did you mean 'make'\? Its functions are make, fails",
+            r"\S*wrong_gan\.py has no function maker; did you mean 'make'\? Its functions are make",
         ),
-        ("wrong_gan:number", r".* has no function number; its functions are make, fails"),
-        ("broken_gan:make", r"SyntaxError: .*"),
-        ("needing_gan:make", r"ModuleNotFoundError: No module named 'no_such_package'"),
-        ("wrong_gan:fails", r"RuntimeError: first"),
         ("wrong_gan:make", r"dict; it must return a fedjax_ht\.lab\.generators\.Generator"),
     ],
 )
 def test_wrong_generators_are_one_line(folder, name, message):
     (folder / "wrong_gan.py").write_text(WRONG)
-    (folder / "broken_gan.py").write_text("def")
-    (folder / "needing_gan.py").write_text("import no_such_package")
     with pytest.raises(ValueError, match=rf"^generator '{name}'(:| raises| returns) {message}$"):
         fl.fedktl(fl.LocalTraining(optax.sgd(0.1)), generator=name)
 

@@ -50,13 +50,6 @@ def test_sets_by_any_usual_name(tmp_path, sets):
     assert fl.describe(dataset).classes == dict.fromkeys(CLASSES, 2 * len(sets))
 
 
-def test_a_folder_without_sets_below_another(tmp_path, caplog):
-    write_images(tmp_path, *(f"archive/{label}" for label in CLASSES))
-    dataset = load_dataset(f"folder:{tmp_path}")
-    assert dataset.class_names == CLASSES and dataset.official == {} and not caplog.messages
-    assert "classes are the folders below archive" in fl.describe(dataset).lines[0]
-
-
 def test_classes_with_folders_of_one_name_are_said(tmp_path, caplog):
     write_images(tmp_path, "one/ant", "one/bee", "two/ant")
     load_dataset(f"folder:{tmp_path}")
@@ -91,18 +84,6 @@ def test_folders_that_may_be_either_are_refused(tmp_path, folders, reason):
     write_images(tmp_path, *(folder for folder in folders if folder != prefix))
     message = load_error(ValueError, f"{prefix}{tmp_path}")
     assert message.startswith(f"{tmp_path}: ") and reason in message
-
-
-def test_sets_that_lack_a_class_are_said(tmp_path, caplog):
-    write_images(tmp_path, "train/ant", "train/bee", "test/ant", "test/Bee")
-    dataset = load_dataset(f"folder:{tmp_path}")
-    assert dataset.class_names == ("Bee", "ant", "bee")
-    assert [line.partition(": ")[2] for line in caplog.messages] == [
-        "set test has no images of 1 of the classes: bee",
-        "set train has no images of 1 of the classes: Bee",
-        "classes 'Bee', 'bee' differ by capitals, spaces or the form of letters or numbers "
-        "alone; make them one if they are the same",
-    ]
 
 
 # What is left out

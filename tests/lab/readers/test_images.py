@@ -166,8 +166,3 @@ def test_all_endings_are_read_and_changes_counted(tmp_path, caplog):
             "1 image of several frames, of which the first is taken",
         )
         registry._load.cache_clear()
-
-
-def test_damaged_metadata_of_a_sound_image_is_no_error():
-    content = oriented(6).replace(b"Exif\x00\x00MM", b"Exif\x00\x00XX")
-    assert decode("x", content, None, as_shown=True).pixels.shape == (16, 24, 1)

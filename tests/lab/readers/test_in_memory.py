@@ -281,11 +281,6 @@ def test_other_objects_and_arguments_are_refused_in_one_line(line, read, given, 
     assert line in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_images_of_several_sizes_are_resized():
-    mixed = hugging_face([*pictures()[:3], *pictures(9)[:3]])
-    assert fl.Dataset.from_hf(mixed, image_size=4).inputs.shape == (6, 4, 4, 3)
-
-
 def test_a_folder_of_save_to_disk(tmp_path):
     datasets = pytest.importorskip("datasets")
     images = pictures()

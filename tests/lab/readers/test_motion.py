@@ -9,7 +9,6 @@ import pytest
 
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset, registry
-from fedjax_ht.lab.readers.motion import read_table
 from fedjax_ht.lab.readers.source import SHIPPED
 from tests.lab.readers.source_files import load_error, refused, sets, text, write
 
@@ -116,16 +115,6 @@ def test_damaged_har(tmp_path, file):
     error = load_error(ValueError, "har", tmp_path)
     assert message in error and error.startswith(f"{tmp_path}/UCI HAR Dataset: ")
     assert "UCI HAR Dataset.zip or" in error
-
-
-def test_some_columns_of_a_table():
-    content = b"1 2 3\n4 NaN 6\n\n"
-    np.testing.assert_array_equal(read_table("x", content, 3, [2, 0]), np.float32([[3, 1], [6, 4]]))
-    np.testing.assert_array_equal(
-        read_table("x", content, 3), np.float32([[1, 2, 3], [4, np.nan, 6]])
-    )
-    with pytest.raises(ValueError, match=r"^x: invalid column index 2 at row 2 with 2 columns$"):
-        read_table("x", b"1 2 3\n4 5\n", 3, [2])
 
 
 def test_embedded_har():

@@ -126,22 +126,7 @@ def test_one_array_of_samples(tmp_path, names):
     assert images.input_shape == (12, 10, 3)
 
 
-def test_arrays_that_are_not_read_are_said(tmp_path, caplog):
-    name = saved(tmp_path, images=PHOTOS, labels=Y, subject=Y, class_names=["a", "b", "c"])
-    dataset = load_dataset(name)
-    assert caplog.messages == [f"{name}: left out: array subject (of no name that is read)"]
-    assert fl.describe(dataset).left_out[0].what == "array subject"
-
-
 # Labels
-
-
-def test_labels_of_arrays(tmp_path, caplog):
-    assert load_dataset(saved(tmp_path, images=PHOTOS, labels=1.0 * Y)).num_classes == 3
-    load_dataset(saved(tmp_path, images=PHOTOS, labels=2 * Y))
-    assert "2 of 5 classes have no sample: classes 1, 3" in caplog.text
-    load_dataset(saved(tmp_path, images=PHOTOS, labels=0 * Y))
-    assert "all 30 samples are of one class, 0" in caplog.text
 
 
 SIGNALS = 3 * RNG.normal(size=(4, 16, 9))

@@ -13,7 +13,6 @@ from fedjax_ht.lab.readers import load_dataset, photographs, small_images
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.readers.source import other_sums
 from tests.lab.readers.source_files import load_error, pixels, sets, tar, write
-from tests.lab.readers.test_photographs import _write_svhn
 
 # MNIST and Fashion-MNIST
 
@@ -273,16 +272,3 @@ def test_readers_check_what_they_read(tmp_path, caplog, monkeypatch, compresslev
         load_dataset("mnist", tmp_path)
         (line,) = sums_said(caplog)
         assert line.startswith(f"mnist: {tmp_path / 't10k-labels-idx1-ubyte.gz'}: its MD5 sum is")
-
-
-def test_every_named_file_is_checked(tmp_path, caplog):
-    folder, _, _ = _write_cifar("cifar100", "python", tmp_path)
-    load_dataset("cifar100", tmp_path)
-    assert len(sums_said(caplog)) == 3
-    (tmp_path / "new").mkdir()
-    tar(folder, tmp_path / "new/cifar-100-python.tar.gz")
-    load_dataset("cifar100", tmp_path / "new")
-    assert len(sums_said(caplog)) == 1
-    _write_svhn(tmp_path)
-    load_dataset("svhn", tmp_path)
-    assert len(sums_said(caplog)) == 2

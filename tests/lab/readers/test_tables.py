@@ -159,13 +159,6 @@ def test_digits_with_leading_zeros_are_names(tmp_path):
     assert load_dataset(f"text:{tmp_path}/x.csv").class_names == ("007", "10", "7")
 
 
-@pytest.mark.parametrize("cell", ["1_000", "١٢", "1,5"])
-def test_what_only_python_reads_as_a_number_is_text(tmp_path, cell):
-    write(tmp_path / "t.csv", f"a;label\n1;x\n{cell};y\n")
-    message = load_error(ValueError, f"csv:{tmp_path}/t.csv")
-    assert f"column 'a' holds text, {cell!r} in line 3" in message
-
-
 def test_values_that_become_equal_in_float32_are_refused(tmp_path):
     times = 1_700_000_000 + RNG.permutation(15 * np.arange(ROWS) + np.arange(ROWS) % 2)
     name = write_table(tmp_path / "t.csv", "a,at,label", VALUES[:, 0], times, LABELS)
@@ -274,13 +267,6 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
 )
 def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
     refused(reason, write_texts(tmp_path / "t.csv", head, *columns))
-
-
-def test_the_label_of_a_text_can_be_named(tmp_path):
-    name = write_texts(tmp_path / "t.csv", "kind,words,more", LABELS, TEXTS, TEXTS)
-    assert features_of(load_dataset(f"{name}:kind")) == ("words", "more")
-    assert features_of(load_dataset(name, label="kind", features=["-more"])) == ("words",)
-    refused("unknown column 'kin'; did you mean 'kind'?", f"{name}:kin")
 
 
 def test_texts_of_several_files(tmp_path):
