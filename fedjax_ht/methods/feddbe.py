@@ -143,7 +143,11 @@ def feddbe(
         result = train(recipe, loss, params, stats, data, key=ctx.key, num_classes=classes)
         params, stats = result.params, result.stats
         uplink = Uplink(params["model"], stats["running"], sent_samples(ctx, weighting))
-        client |= {"params": params["model"], "stats": stats["model"], "bias": params["bias"]}
+        client = client | {
+            "params": params["model"],
+            "stats": stats["model"],
+            "bias": params["bias"],
+        }
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
