@@ -120,6 +120,7 @@ from .methods.fedprox import fedprox as fedprox
 from .methods.fedral import fedral as fedral
 from .methods.fedre import fedre as fedre
 from .methods.fedrep import fedrep as fedrep
+from .methods.fedrod import fedrod as fedrod
 from .methods.fedrolex import fedrolex as fedrolex
 from .methods.fedsa_lora import fedsa_lora as fedsa_lora
 from .methods.fedssa import fedssa as fedssa

@@ -323,7 +323,8 @@ WIRE = {
     "fedpac": fedpac_wire,
     # FedBN's models have no norms here
     **dict.fromkeys(
-        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala", "fedbn"), model_wire
+        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala", "fedbn", "fedrod"),
+        model_wire,
     ),
     "scaffold": scaffold_wire,
     "feddbe": feddbe_wire,
@@ -403,7 +404,7 @@ METADATA = {
         beside_each(up=COUNT),
     ),
     **dict.fromkeys(
-        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "feddbe"),
+        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "feddbe", "fedrod"),
         beside_each(up=COUNT),
     ),
     "fjord": beside_each(up=COUNT),

@@ -67,6 +67,7 @@ LIBRARY = (
     "fedorgp",
     "afl",
     "fedcgs",
+    "fedrod",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
@@ -77,7 +78,7 @@ AVERAGING = ("fedavg", "heterofl", "feddropout", "fedrolex")
 OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
     *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
-    *("lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm", "pfedmoe"),
+    *("fedrod", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm", "pfedmoe"),
     *("fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
 )
 """Methods whose server's state is parameters, and the next one their mean. A name may put a server

@@ -129,3 +129,13 @@ def test_feddbe_keeps_a_bias_and_pulls_to_the_first_mean(momentum):
     for i, client in enumerate(clients):
         np.testing.assert_allclose(client["bias"], biases[i], rtol=1e-4, atol=1e-6)
     assert (biases[1] != 0).all()
+
+
+def test_fedrod_trains_a_generic_and_a_personal_head():
+    start, _, server, clients = simulated(METHODS["fedrod"](TRAINING, gamma=0.7))
+    form = reference.fedrod(LR, 0.7)
+    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
+    model, heads = reference.play(form, first, absent, ROUNDS, batches())
+    check_model(server[0], model)
+    for i, client in enumerate(clients):
+        check_model(client["own"], heads[i])

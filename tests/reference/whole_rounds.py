@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.reference import feddbe as feddbe_client
+from tests.reference import fedrod as fedrod_client
 from tests.reference import one_architecture as steps
 from tests.reference import server_optimizers
 from tests.reference.one_architecture import Model
@@ -149,3 +150,15 @@ def feddbe(lr: float, kappa: float, momentum: float) -> Form:
         return mean(w, uploads, samples, clients), target
 
     return Form(client, serve)
+
+
+def fedrod(lr: float, gamma: float) -> Form:
+    """A client is its own head, at first the server's."""
+
+    def client(w, own, batches):
+        if own is None:
+            own = {"kernel": w["head_kernel"], "bias": w["head_bias"]}
+        trained, own = fedrod_client.train(w, own, batches, lr, gamma)
+        return own, trained
+
+    return Form(client, mean)

@@ -31,7 +31,7 @@ some_methods = by_name(("fedavg", "fedtgp"))
 WITH_COUNTS = (
     *("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg"),
     *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "fedpac", "fjord"),
-    *("pfedes", "pfedafm", "pfedmoe", "feddbe"),
+    *("pfedes", "pfedafm", "pfedmoe", "feddbe", "fedrod"),
 )
 counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
@@ -71,8 +71,9 @@ def test_without_a_defence_the_server_stays_finite_and_says_who_it_was(name):
     assert all(finite(state.server) for state in states)
     if name != "local":
         named = {i for i, _ in reports[0].far_off}
-        # pFedES' extractor leaves nothing of client 1's images: its change is zero, however scaled.
-        giants = {6} if name == "pfedes" else {1, 6}
+        # pFedES' extractor leaves nothing of client 1's images, and client 6 has one class, of which
+        # FedRoD's balanced softmax learns nothing: a change of zero is zero, however scaled.
+        giants = {"pfedes": {6}, "fedrod": {1}}.get(name, {1, 6})
         # Where three own a class of a slice's head, one giant bends the middle of it.
         assert named == giants or (name.split("+")[-1] in SLICES and giants < named)
 

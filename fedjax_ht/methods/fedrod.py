@@ -1,0 +1,120 @@
+"""FedRoD (Chen and Chao, ICLR 2022): a generic head for all classes, a personal one for a client's.
+
+    client:  w_i = (f, h) <- w; on each batch w_i descends on the balanced softmax
+             CE(h(f(x)) + gamma log n_i, y), n_i being its samples by class; and its own h_i on
+             CE(h(f(x)) + h_i(f(x)), y), where f and h are constants; uploads w_i
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: h(f(x)) + h_i(f(x)); by the second rule h(f(x)) alone, the generic model
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients of few classes that are asked for others, too
+    paper:   https://arxiv.org/abs/2107.00778
+
+Settled here:
+* The authors have no code. Both steps are taken from one point, as in PFLlib. In FL-bench the
+  personal loss also trains f, and h_i predicts alone; the paper has neither.
+* n_i counts all training samples, and classes that a client lacks have no part in its generic loss,
+  so that a client of one class leaves w as it is. PFLlib counts an epoch without its last batch, so
+  that a class may be missed.
+* h_i starts as the head of the first w that the client receives; the paper does not say. Its form
+  with a hypernetwork for h_i is not here.
+* The paper has one architecture; here every architecture has its own w. Batch statistics stay with
+  each client, as in `fedavg`.
+"""
+
+import dataclasses
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.check.options import NonNegative, SearchRange, checked
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import features, init_variables, logits, own_features
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.trees import select
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.mutual import by_part
+from fedjax_ht.methods.shared.supervised import count_labels
+
+ABSENT = -1e9  # added to the logits of absent classes; finite for clients without any samples
+
+
+def log_shares(counts: jax.Array, gamma: float) -> jax.Array:
+    """Computes gamma log n_c float [C] of counts by class, `ABSENT` where there are none."""
+    return jnp.where(counts > 0, gamma * jnp.log(jnp.maximum(counts, 1)), ABSENT)
+
+
+@checked
+def fedrod(
+    training: LocalTraining,
+    *,
+    gamma: Annotated[NonNegative, SearchRange(0.1, 10.0)] = 1.0,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes FedRoD, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of the model and of the personal head.
+      gamma: power of a client's samples by class in the balanced softmax.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+    optimizers = {"model": training.optimizer, "own": training.optimizer}
+    recipe = dataclasses.replace(training, optimizer=by_part(optimizers))
+
+    def init_client(bucket, ctx):
+        model = init_variables(bucket, ctx.key)
+        return model | {"own": model["params"]["head"]}
+
+    def receive(bucket, client, downlink, data, ctx):
+        first = ctx.info.last_round < 0
+        own = select(first, downlink["head"], client["own"])
+        return client | {"params": downlink, "own": own}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        prior = log_shares(count_labels(data, bucket.num_classes), gamma)
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            model = params["model"]
+            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            generic = logits(bucket, model, rows)
+            own = logits(bucket, {"head": params["own"]}, lax.stop_gradient(rows))
+            balanced = cross_entropy(generic + prior, batch.y, batch.mask)
+            both = lax.stop_gradient(generic) + own
+            return Loss(balanced + cross_entropy(both, batch.y, batch.mask), stats)
+
+        params = {"model": client["params"], "own": client["own"]}
+        classes = bucket.num_classes
+        result = train(
+            recipe, loss, params, client["stats"], data, key=ctx.key, num_classes=classes
+        )
+        model, own = result.params["model"], result.params["own"]
+        uplink = ModelUplink(model, sent_samples(ctx, weighting))
+        client = client | {"params": model, "stats": result.stats, "own": own}
+        return client, uplink, {"loss": result.loss}
+
+    def predict(bucket, client, downlink, x, mask):
+        rows = own_features(bucket, client, x, mask)
+        generic = logits(bucket, client["params"], rows)
+        return {
+            "personal": generic + logits(bucket, {"head": client["own"]}, rows),
+            "generic": generic,
+        }
+
+    return Method(
+        name="fedrod",
+        training=training,
+        init_server=init_parts,
+        init_client=init_client,
+        broadcast=send_model,
+        receive=receive,
+        client_update=client_update,
+        server_update=average_models,
+        predict=predict,
+        rules=("personal", "generic"),
+        wire=Wire(server_reads="sums"),
+    )
