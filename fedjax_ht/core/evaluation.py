@@ -326,6 +326,7 @@ def global_evaluation(
             representations, _ = features(bucket, params, stats, x, mask, train=False)
             return {"head": logits(bucket, params, representations)}
 
-        return score(predict, data, splits["test"], batch_size, by_class_of="head", auc=auc)
+        kinds = {"task": federation.task, "by_class_of": "head", "auc": auc}
+        return score(predict, data, splits["test"], batch_size, **kinds)
 
     return run

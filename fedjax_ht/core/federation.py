@@ -169,6 +169,8 @@ def make_sliced_federation(
     rates: Sequence[float],
     input_shape: InputShape,
     num_classes: int,
+    *,
+    task: Task = CLASSIFICATION,
 ) -> Federation:
     """Builds a federation whose clients train slices of one network.
 
@@ -177,7 +179,8 @@ def make_sliced_federation(
         network(1.0) is the server's model, `Federation.global_model`.
       rates: width rates, one a client, above 0 and at most 1: the `width` of client i's bucket is
         rates[i].
-      input_shape, num_classes: shape of one sample and number of classes, as for `make_federation`.
+      input_shape, num_classes, task: the sample's shape, the number of classes or outputs, and the
+        task, as for `make_federation`.
 
     Returns:
       The federation, with one bucket for each width rate, widest first.
@@ -199,11 +202,13 @@ def make_sliced_federation(
     names = {float(rate): f"rate{float(rate)}" for rate in sorted(set(rates), reverse=True)}
     modules = {name: network(rate) for rate, name in names.items()}
     assignment = [names[float(rate)] for rate in rates]
-    federation = make_federation(modules, input_shape, num_classes, assignment=assignment)
+    federation = make_federation(
+        modules, input_shape, num_classes, assignment=assignment, task=task
+    )
     buckets = tuple(
         dataclasses.replace(b, width=rate) for b, rate in zip(federation.buckets, names)
     )
-    whole, _ = make_bucket("global", network(1.0), plain(input_shape), num_classes)
+    whole, _ = make_bucket("global", network(1.0), plain(input_shape), num_classes, task)
     return dataclasses.replace(federation, buckets=buckets, global_model=whole)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy
+from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.losses.classification import masked_mean
 
 Better = Literal["higher", "lower"]
@@ -29,6 +29,8 @@ class Task:
     Attributes:
       name: "classification", "regression" or "multi-label".
       loss: (outputs float [B, O], targets [B, ...], mask bool [B]) -> the scalar to descend on.
+      divergence: (a teacher's outputs, outputs, mask) -> the distance of two models' outputs, in
+        the loss's unit; both sides are differentiated.
       target: the shape and the dtype of one sample's target.
       predictions: (outputs [B, O]) -> predictions in the targets' unit.
       sums: (outputs, targets, mask) -> {name: sums over the samples}; None for classification.
@@ -40,6 +42,7 @@ class Task:
 
     name: str
     loss: Callable
+    divergence: Callable = kl_divergence
     target: tuple[tuple[int, ...], str] = ((), "int32")
     predictions: Callable = lambda outputs: outputs
     sums: Callable | None = None
@@ -81,7 +84,11 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
         return (targets - middle) / width
 
     def loss(outputs, targets, mask):
-        return masked_mean(jnp.mean((outputs - standard(targets)) ** 2, -1), mask)
+        return divergence(standard(targets), outputs, mask)
+
+    def divergence(teacher, outputs, mask):
+        # the KL divergence of two Gaussians of one variance, times twice that variance
+        return masked_mean(jnp.mean((outputs - teacher) ** 2, -1), mask)
 
     def sums(outputs, targets, mask):
         # In standard units: squares of large targets would not fit into float32.
@@ -105,6 +112,7 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
     return Task(
         "regression",
         loss,
+        divergence,
         target=((len(centre),), "float32"),
         predictions=lambda outputs: outputs * width + middle,
         sums=sums,
@@ -131,6 +139,14 @@ def multi_label(num_labels: int) -> Task:
         errors = optax.sigmoid_binary_cross_entropy(outputs, targets.astype(outputs.dtype))
         return masked_mean(jnp.mean(errors, -1), mask)
 
+    def divergence(teacher, outputs, mask):
+        # of a Bernoulli distribution for each label
+        apart = 0.0
+        for sign in (1, -1):
+            known, said = jax.nn.log_sigmoid(sign * teacher), jax.nn.log_sigmoid(sign * outputs)
+            apart += jnp.exp(known) * (known - said)
+        return masked_mean(jnp.mean(apart, -1), mask)
+
     def sums(outputs, targets, mask):
         known = mask[:, None]
         said, true = (outputs > 0) & known, (targets > 0) & known
@@ -150,6 +166,7 @@ def multi_label(num_labels: int) -> Task:
     return Task(
         "multi-label",
         loss,
+        divergence,
         target=((num_labels,), "int8"),
         predictions=lambda outputs: outputs > 0,
         sums=sums,

@@ -43,12 +43,13 @@ from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.programs import influences
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.stages import stage_features, stage_widths
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy, masked_mean
+from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.corrections import train_corrected
 from fedjax_ht.models.layers import Linear
@@ -209,7 +210,7 @@ def divergence(teacher: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Ar
       teacher, scores: logits float [B, C]; the teacher is a constant.
       mask: bool [B], the samples that count.
     """
-    target = lax.stop_gradient(jax.nn.softmax(teacher)) + TINY
+    target = jax.nn.softmax(teacher) + TINY
     return masked_mean(jnp.sum(target * (jnp.log(target) - jax.nn.log_softmax(scores)), -1), mask)
 
 
@@ -264,6 +265,7 @@ def depthfl(
         return client | downlink._asdict()
 
     def client_update(bucket, client, downlink, data, ctx):
+        apart = divergence if bucket.task is CLASSIFICATION else bucket.task.divergence
         anchor, slope = downlink.params, client["slope"]
 
         def correction(params):
@@ -272,10 +274,10 @@ def depthfl(
         def loss(params, stats, batch: Batch, key) -> Loss:
             scores, stats = stage_logits(bucket, params, stats, batch, train=True, key=key)
             students = scores[-1:] if inclusive else scores
-            value = sum(cross_entropy(z, batch.y, batch.mask) for z in students)
+            value = sum(bucket.task.loss(z, batch.y, batch.mask) for z in students)
             if kd and len(scores) > 1:
                 distances = [
-                    divergence(teacher, z, batch.mask)
+                    apart(lax.stop_gradient(teacher), z, batch.mask)
                     for z in students
                     for teacher in scores
                     if teacher is not z
@@ -334,4 +336,5 @@ def depthfl(
         predict=predict,
         rules=("ensemble", "deepest"),
         wire=Wire(server_reads="sums"),
+        needs=Needs(classes=False),
     )

@@ -20,6 +20,8 @@ Settled here:
 * The authors' decay of the learning rate has no effect in their code, so there is none here.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
@@ -33,11 +35,10 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 
@@ -77,10 +78,13 @@ def ensemble(weight: jax.Array, private: jax.Array, shared: jax.Array) -> jax.Ar
     return weight * private + (1 - weight) * shared
 
 
-def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array) -> jax.Array:
-    """Trains w by SGD on the ensemble's cross-entropy over the valid rows.
+def learn_weight(
+    loss_of: Callable, weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
+) -> jax.Array:
+    """Trains w by SGD on the ensemble's loss over the valid rows.
 
     Args:
+      loss_of: (outputs, labels, mask) -> the loss, the cross-entropy in classification.
       weight: float32 scalar, w so far.
       rows: logits and labels of the adaptability samples.
       valid: bool [M], the real rows.
@@ -92,7 +96,7 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
 
     def loss(weight, batch: Rows, mask, key):
         outputs = ensemble(weight, batch.private, batch.shared)
-        return cross_entropy(outputs, batch.labels, mask)
+        return loss_of(outputs, batch.labels, mask)
 
     optimizer = in_unit_interval(optax.sgd(LEARNING_RATE))
     return train_on_rows(
@@ -140,16 +144,20 @@ def fedapen(
             return client
         rows, valid = adaptability_rows(bucket, client, hold_out(data, adapt_every))
         valid &= ctx.round > 0  # the first s is random: there is nothing to learn from it
-        return client | {"weight": learn_weight(client["weight"], rows, valid, ctx.key)}
+        learn = functools.partial(learn_weight, bucket.task.loss)
+        return client | {"weight": learn(client["weight"], rows, valid, ctx.key)}
 
     def client_update(bucket, client, downlink, data, ctx):
+        task = bucket.task
+
         def losses(private, shared, batch, extra):
             outputs = ensemble(client["weight"], private.logits, shared.logits)
-            together = cross_entropy(outputs, batch.y, batch.mask)
+            together = task.loss(outputs, batch.y, batch.mask)
 
             def loss_of(model, teacher):
-                labels = cross_entropy(model.logits, batch.y, batch.mask)
-                return labels + kl_divergence(teacher.logits, model.logits, batch.mask) + together
+                labels = task.loss(model.logits, batch.y, batch.mask)
+                apart = task.divergence(teacher.logits, model.logits, batch.mask)
+                return labels + apart + together
 
             return loss_of(private, shared), loss_of(shared, private)
 
@@ -177,4 +185,5 @@ def fedapen(
         predict=predict,
         rules=("ensemble", "head", "shared"),
         wire=Wire(server_reads="sums"),
+        needs=Needs(classes=False),
     )

@@ -62,10 +62,11 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, add_trees
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.task import Task
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
-from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
+from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.mutual import (
     Outputs,
     init_pair,
@@ -254,6 +255,7 @@ class Downlink(NamedTuple):
 
 
 def losses(
+    task: Task,
     scale_by_classes: bool,
     private: Outputs,
     shared: Outputs,
@@ -261,15 +263,15 @@ def losses(
     projection: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Computes L_m and L_g, where `scale_by_classes` divides the KL by the number of classes."""
-    private_error = cross_entropy(private.logits, batch.y, batch.mask)
-    shared_error = cross_entropy(shared.logits, batch.y, batch.mask)
+    private_error = task.loss(private.logits, batch.y, batch.mask)
+    shared_error = task.loss(shared.logits, batch.y, batch.mask)
     both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
     scale = 1 / private.logits.shape[-1] if scale_by_classes else 1.0
     gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
     hidden = masked_mean(gap, batch.mask)
 
     def loss_of(error, model, teacher):
-        divergence = scale * kl_divergence(teacher.logits, model.logits, batch.mask)
+        divergence = scale * task.divergence(teacher.logits, model.logits, batch.mask)
         return error + (divergence + hidden) / both
 
     return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
@@ -340,7 +342,7 @@ def fedkd(
 
     def client_update(bucket, client, downlink, data, ctx):
         last = client["shared"]["params"]
-        pair_losses = functools.partial(losses, released)
+        pair_losses = functools.partial(losses, bucket.task, released)
         trained, projection, result = train_pair(
             training,
             bucket,
@@ -381,4 +383,5 @@ def fedkd(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(positions="own"),  # components of a decomposition have no order of their own
+        needs=Needs(classes=False),
     )

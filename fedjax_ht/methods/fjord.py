@@ -38,10 +38,10 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import GlobalModel, Method, Wire
+from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree, join_trees, select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.losses import cross_entropy, masked_mean
+from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
 from fedjax_ht.methods.shared.slicing import (
     Slices,
@@ -178,11 +178,11 @@ def fjord(
             value, teacher = jnp.float32(0), None
             if kd:
                 teacher, stats = slices[0](params, stats, batch, whole_key)
-                value = cross_entropy(teacher, batch.y, batch.mask)
+                value = bucket.task.loss(teacher, batch.y, batch.mask)
             which = drawn(draw_key, len(slices))
             scores, stats = lax.switch(which, slices, params, stats, batch, key)
             if teacher is None:
-                return Loss(cross_entropy(scores, batch.y, batch.mask), stats)
+                return Loss(bucket.task.loss(scores, batch.y, batch.mask), stats)
             targets = lax.stop_gradient(jax.nn.softmax(teacher))
             taught = optax.softmax_cross_entropy(scores, targets)
             return Loss(value + masked_mean(taught, batch.mask), stats)
@@ -230,6 +230,7 @@ def fjord(
             stats=lambda server: server.stats.get(label(1.0), {}),
         ),
         wire=Wire(positions="nested", server_reads="sums"),
+        needs=Needs(classes=kd),
     )
 
 

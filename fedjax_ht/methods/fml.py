@@ -22,14 +22,14 @@ Settled here:
   separately for each model.
 """
 
+import functools
 from typing import Annotated
 
 from fedjax_ht.check.options import SearchRange, Share, checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.losses import cross_entropy, kl_divergence
+from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.mutual import (
     init_pair,
     mean_of_copies,
@@ -58,12 +58,12 @@ def fml(
     """
     released = variant == "released"
 
-    def losses(private, shared, batch, extra):
+    def losses(task, private, shared, batch, extra):
         scale = 1 / private.logits.shape[-1] if released else 1.0
 
         def loss_of(model, teacher, share):
-            labels = cross_entropy(model.logits, batch.y, batch.mask)
-            divergence = kl_divergence(teacher.logits, model.logits, batch.mask)
+            labels = task.loss(model.logits, batch.y, batch.mask)
+            divergence = task.divergence(teacher.logits, model.logits, batch.mask)
             return share * labels + (1 - share) * scale * divergence
 
         return loss_of(private, shared, alpha), loss_of(shared, private, beta)
@@ -73,7 +73,13 @@ def fml(
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _, result = train_pair(
-            training, bucket, client, data=data, ctx=ctx, losses=losses, joint=released
+            training,
+            bucket,
+            client,
+            data=data,
+            ctx=ctx,
+            losses=functools.partial(losses, bucket.task),
+            joint=released,
         )
         return client, client["shared"]["params"], {"loss": result.loss}
 
@@ -90,4 +96,5 @@ def fml(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
+        needs=Needs(classes=False),
     )

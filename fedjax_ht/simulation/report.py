@@ -9,7 +9,7 @@ from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.task import CLASSIFICATION, Task
-from fedjax_ht.core.trees import HostNumber, join_trees, take
+from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import Answers, ServerResult
 from fedjax_ht.simulation.state import SimulationState
@@ -128,11 +128,13 @@ class Measured(NamedTuple):
       better: the better end of the score, which is the first metric.
       clients: split -> rule -> metric -> float64 [num_clients], NaN where it is not defined.
       pooled: split -> rule -> metric -> of the samples of all these clients together.
+      server: rule -> metric -> of the server's own model on all test samples.
     """
 
     better: str
     clients: dict[str, dict[str, dict[str, np.ndarray]]]
     pooled: dict[str, dict[str, dict[str, float]]]
+    server: dict[str, dict[str, float]]
 
 
 def round_report(answers: dict[str, Answers], server: ServerResult) -> RoundReport:
@@ -247,30 +249,41 @@ def evaluation(
             auc[ids] = test.auc
     of_clients = Evaluation(accuracy, counts, {}, by_class, auc=auc)
     if task.sums is not None:
-        return of_clients._replace(accuracy={}, measured=_measured(scored, counts, task))
+        return of_clients._replace(accuracy={}, measured=_measured(scored, pooled, counts, task))
     return of_clients if pooled is None else _with_global(of_clients, pooled)
 
 
 def _measured(
-    scored: list[tuple[np.ndarray, dict[str, Scores]]], counts: dict[str, np.ndarray], task: Task
+    scored: list[tuple[np.ndarray, dict[str, Scores]]],
+    of_server: Scores | None,
+    counts: dict[str, np.ndarray],
+    task: Task,
 ) -> Measured:
-    """Computes a task's metrics of the clients' sums, and of the sums of all of them."""
+    """Computes a task's metrics of the clients' sums, of the sums of all of them, and of those of
+    the server's own model."""
     assert task.metrics is not None  # a task with sums has metrics
-    clients, pooled = {}, {}
+    metrics = task.metrics
+
+    def together(sums: PyTree, number: np.ndarray) -> dict[str, float]:
+        return {name: float(value) for name, value in metrics(sums, number).items()}
+
+    clients, pooled, server = {}, {}, {}
+    if of_server is not None:
+        number = np.asarray(of_server.count)
+        server = {rule: together(sums, number) for rule, sums in dict(of_server.sums).items()}
     ids = np.concatenate([block for block, _ in scored])
     for split in scored[0][1]:
         sums = join_trees(np.concatenate, [splits[split].sums for _, splits in scored])
         number = counts[split]
         clients[split], pooled[split] = {}, {}
         for rule, of_rule in sums.items():
-            together = task.metrics(jax.tree.map(lambda x: x.sum(0), of_rule), number.sum())
-            pooled[split][rule] = {name: float(value) for name, value in together.items()}
+            pooled[split][rule] = together(jax.tree.map(lambda x: x.sum(0), of_rule), number.sum())
             clients[split][rule] = {}
-            for name, values in task.metrics(of_rule, number[ids]).items():
+            for name, values in metrics(of_rule, number[ids]).items():
                 row = np.full(len(number), np.nan)
                 row[ids] = np.where(number[ids] > 0, values, np.nan)
                 clients[split][rule][name] = row
-    return Measured(task.better, clients, pooled)
+    return Measured(task.better, clients, pooled, server)
 
 
 def _with_global(evaluation: Evaluation, pooled: Scores) -> Evaluation:

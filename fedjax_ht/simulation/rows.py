@@ -66,9 +66,9 @@ def evaluation_row(
       client_ids. Of another task than classification: "score" (the name of its first metric),
       "better" ("higher" or "lower"), each metric by the reported rule as the mean over the clients
       for which it is defined, as METRIC_pooled of all samples together, and with the prefix of
-      other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and
-      client_samples. Where both states are scored, the clients' columns again of clients as their
-      training left them, each with `TRAINED` before its name.
+      other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and client_samples,
+      and global_METRIC_head with a global model. Where both states are scored, the clients' columns
+      again of clients as their training left them, each with `TRAINED` before its name.
     """
     row: Row = {}
     reported = rules[0]
@@ -143,6 +143,8 @@ def _measured_columns(
     row |= {"score": score, "better": measured.better}
     row |= {f"{score}_std": summary.std, f"{score}_worst10": sign * summary.worst}
     row |= {f"{score}_{rule}": _mean_of(by_rule[rule][score]) for rule in rules}
+    for rule, metrics in measured.server.items():
+        row |= {f"global_{name}_{rule}": value for name, value in metrics.items()}
     row = {name: value for name, value in row.items() if value == value}  # NaN has no JSON
     shown = slice(None) if only is None else only
     row |= {"clients": _or_none(clients[shown]), "client_samples": counts[shown].tolist()}

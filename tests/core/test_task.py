@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.task import CLASSIFICATION, multi_label, regression
-from fedjax_ht.losses import cross_entropy
+from fedjax_ht.losses import cross_entropy, kl_divergence
 from tests.reference import task_metrics
 
 RNG = np.random.default_rng(0)
@@ -79,3 +79,20 @@ def test_metrics_keep_the_clients_apart(task):
     for i, sums in enumerate(both):
         alone = task.metrics(jax.tree.map(np.asarray, sums), np.int64(3))
         np.testing.assert_allclose([x[i] for x in found.values()], [*alone.values()])
+
+
+def test_divergences():
+    """Zero for equal outputs; else those of Gaussians and of Bernoulli distributions."""
+    teacher, outputs = RNG.normal(size=(2, 10, 3)).astype(np.float32)
+    mask = jnp.asarray(MASK)
+    t, z = teacher[:-1].astype(np.float64), outputs[:-1].astype(np.float64)
+    p, q = 1 / (1 + np.exp(-t)), 1 / (1 + np.exp(-z))
+    bernoulli = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+    expected = {
+        multi_label(3): bernoulli.mean(),
+        regression((0.0,) * 3, (2.0,) * 3): ((t - z) ** 2).mean(),
+    }
+    for task, value in expected.items():
+        np.testing.assert_allclose(task.divergence(teacher, outputs, mask), value, rtol=1e-5)
+        assert abs(task.divergence(teacher, teacher, mask)) < 1e-7
+    assert CLASSIFICATION.divergence is kl_divergence

@@ -1,9 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ht.core.samples import Split
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.methods.fedapen import Rows, fedapen, hold_out, learn_weight
 from tests import tiny
@@ -13,7 +16,7 @@ from tests.reference.gradients import numerical_gradient
 from tests.standard import served
 from tests.tiny import BUCKET, FEDERATION, LABELS, LR, TRAINING
 
-learn = jax.jit(learn_weight)
+learn = jax.jit(functools.partial(learn_weight, CLASSIFICATION.loss))
 EVERY = 4  # keeps positions 3, 7, ... of the training samples
 
 

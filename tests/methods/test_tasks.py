@@ -40,9 +40,9 @@ def with_task(federation: Federation, task: Task) -> Federation:
         shared = None if bucket.shared is None else changed(bucket.shared)
         return dataclasses.replace(bucket, task=task, shared=shared)
 
-    return dataclasses.replace(
-        federation, buckets=tuple(map(changed, federation.buckets)), task=task
-    )
+    whole = None if federation.global_model is None else changed(federation.global_model)
+    buckets = tuple(map(changed, federation.buckets))
+    return dataclasses.replace(federation, buckets=buckets, global_model=whole, task=task)
 
 
 def simulation_of(name: str, task: str):

@@ -150,9 +150,9 @@ def sliced_federation(
         if value != default:
             plain = to_plain(ModelConfig())[field]
             raise ValueError(f"model.{field} is {value!r}; with model.rates it must be {plain!r}")
-    shape, num_classes = dataset.input_shape, dataset.num_classes
-    network = sliced_network(model.group, num_classes, shape, model.norm, model.scaler)
-    return make_sliced_federation(network, rates, shape, num_classes)
+    shape, outputs = dataset.input_shape, dataset.num_outputs
+    network = sliced_network(model.group, outputs, shape, model.norm, model.scaler)
+    return make_sliced_federation(network, rates, shape, outputs, task=dataset.task)
 
 
 def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
