@@ -16,6 +16,9 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import tests.beartype_draws  # noqa: F401, before beartype
+
+# isort: split
 from beartype import beartype
 from beartype.door import is_bearable
 from beartype.vale import Is
