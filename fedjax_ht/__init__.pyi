@@ -131,6 +131,7 @@ from .methods.fjord import fjord as fjord
 from .methods.flexlora import flexlora as flexlora
 from .methods.flora import flora as flora
 from .methods.fml import fml as fml
+from .methods.gpfl import gpfl as gpfl
 from .methods.heterofl import heterofl as heterofl
 from .methods.hetlora import hetlora as hetlora
 from .methods.ktpfl import ktpfl as ktpfl

@@ -184,6 +184,12 @@ def feddbe_wire(participants, arrived, earlier) -> Sent:
     return Sent(up + FEATURE_DIM * len(arrived), down)
 
 
+def gpfl_wire(i: int) -> int:
+    """The extractor, an embedding for each class, and two layers with a norm behind each."""
+    layers = 2 * (FEATURE_DIM + 3) * FEATURE_DIM
+    return model_size(i) - HEAD_SIZE + NUM_CLASSES * FEATURE_DIM + layers
+
+
 def scaffold_wire(participants, arrived, earlier) -> Sent:
     """A control variate as large as the model beside it."""
     return Sent(*(2 * numbers for numbers in model_wire(participants, arrived, earlier)))
@@ -328,6 +334,7 @@ WIRE = {
     ),
     "scaffold": scaffold_wire,
     "feddbe": feddbe_wire,
+    "gpfl": both_ways(gpfl_wire),
     "afl": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES),
     "fedcgs": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES),
 }
@@ -404,7 +411,18 @@ METADATA = {
         beside_each(up=COUNT),
     ),
     **dict.fromkeys(
-        ("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "feddbe", "fedrod"),
+        (
+            "fedprox",
+            "moon",
+            "ditto",
+            "apfl",
+            "fedbn",
+            "fedrep",
+            "fedala",
+            "feddbe",
+            "fedrod",
+            "gpfl",
+        ),
         beside_each(up=COUNT),
     ),
     "fjord": beside_each(up=COUNT),

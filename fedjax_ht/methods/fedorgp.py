@@ -35,19 +35,10 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.wire import FIRST_ROWS, Masked
-from fedjax_ht.losses import cosines, masked_mean
+from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.fedtgp import Server, global_prototypes, init_trained
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
-
-TINY = 1e-12  # of a squared length: a prototype of zeros has no direction
-
-
-def cosines_to(rows: jax.Array, targets: jax.Array) -> jax.Array:
-    """Computes cosines float [B, C] of rows float [B, K] with prototypes float [C, K]; 0 where
-    either is zero."""
-    squares = jnp.sum(targets * targets, -1, keepdims=True)
-    return cosines(rows, (targets * jax.lax.rsqrt(jnp.maximum(squares, TINY))).T)
 
 
 @checked
@@ -91,7 +82,8 @@ def fedorgp(
         targets = jnp.where(downlink.mask[:, None], downlink.values, 0)
 
         def pull(features, batch):
-            cosine = jnp.take_along_axis(cosines_to(features, targets), batch.y[:, None], 1)[:, 0]
+            cosine = prototypes.cosines_to(features, targets)
+            cosine = jnp.take_along_axis(cosine, batch.y[:, None], axis=1)[:, 0]
             known = batch.mask & downlink.mask[batch.y]
             return lambda_c * masked_mean(1 - cosine, known)
 
@@ -103,7 +95,7 @@ def fedorgp(
         rows = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
 
         def loss(trained, batch, mask, key):
-            cosine = cosines_to(batch.prototypes, global_prototypes(trained))  # [B, C]
+            cosine = prototypes.cosines_to(batch.prototypes, global_prototypes(trained))  # [B, C]
             own = jax.nn.one_hot(batch.labels, federation.num_classes, dtype=bool)
             own, other = own & mask[:, None], ~own & mask[:, None]
             together = masked_mean(1 - cosine, own)

@@ -68,6 +68,7 @@ LIBRARY = (
     "afl",
     "fedcgs",
     "fedrod",
+    "gpfl",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
@@ -78,8 +79,8 @@ AVERAGING = ("fedavg", "heterofl", "feddropout", "fedrolex")
 OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
     *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
-    *("fedrod", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm", "pfedmoe"),
-    *("fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
+    *("fedrod", "gpfl", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm"),
+    *("pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
 )
 """Methods whose server's state is parameters, and the next one their mean. A name may put a server
 optimizer behind them, as in "fedprox+fedadam"."""

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.methods.fedorgp import cosines_to, fedorgp
+from fedjax_ht.methods.fedorgp import fedorgp
 from fedjax_ht.methods.fedtgp import Server
+from fedjax_ht.methods.shared.prototypes import cosines_to
 from tests import tiny
 from tests.alignment_steps import epoch_orders, valid_rows
 from tests.reference import fedorgp as reference

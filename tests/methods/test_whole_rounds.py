@@ -139,3 +139,33 @@ def test_fedrod_trains_a_generic_and_a_personal_head():
     check_model(server[0], model)
     for i, client in enumerate(clients):
         check_model(client["own"], heads[i])
+
+
+def test_gpfl_guides_features_by_embeddings_that_all_share():
+    def named(part):
+        """Shared parameters of the server or of a client, as the reference names them."""
+        flattened = {"embeddings": np.asarray(part["embeddings"], np.float64)}
+        for name, arrays in part["valve"].items():
+            flattened |= {f"{name}_{k}": np.asarray(x, np.float64) for k, x in arrays.items()}
+        return flattened
+
+    def whole(part, head):
+        return flat({"base": part["base"], "head": head})
+
+    method = METHODS["gpfl"](TRAINING, lam=0.3, mu=0.2)
+    start, before, server, clients = simulated(method)
+    heads = [client["params"]["head"] for client in before]
+    first = named(start[0]) | whole(start[0], heads[0])
+    first = {k: v for k, v in first.items() if not k.startswith("head")}
+    kept = {}
+    for i, head in enumerate(heads):
+        flattened = whole(start[0], head)
+        kept[i] = {k: v for k, v in flattened.items() if k.startswith("head")}, None
+    form = reference.gpfl(LR, 0.3, 0.2)
+    (shared, _), kept = reference.play(form, (first, 0), kept, ROUNDS, batches())
+    after = named(server[0]) | whole(server[0], heads[0])
+    check_model({k: after[k] for k in shared}, shared, rtol=1e-4)
+    for i, client in enumerate(clients):
+        model = flat(client["params"])
+        check_model({k: model[k] for k in kept[i][0]}, kept[i][0], rtol=1e-4)
+        np.testing.assert_allclose(client["embeddings"], kept[i][1], rtol=1e-4, atol=1e-6)

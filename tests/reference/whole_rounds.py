@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.reference import feddbe as feddbe_client
 from tests.reference import fedrod as fedrod_client
+from tests.reference import gpfl as gpfl_client
 from tests.reference import one_architecture as steps
 from tests.reference import server_optimizers
 from tests.reference.one_architecture import Model
@@ -162,3 +163,25 @@ def fedrod(lr: float, gamma: float) -> Form:
         return own, trained
 
     return Form(client, mean)
+
+
+def gpfl(lr: float, lam: float, mu: float) -> Form:
+    """A server is (shared parameters, round), a client (its head, its embeddings or None)."""
+
+    def client(server, kept, batches):
+        (shared, round), (head, own) = server, kept
+        labels = np.concatenate([y for _, y in batches])
+        embeddings = shared["embeddings"] if own is None else own
+        counts = np.bincount(labels, minlength=len(embeddings))
+        general, personal = gpfl_client.conditions(embeddings, counts)
+        if round == 0:
+            general, personal = 0 * general, 0 * personal
+        trained, head = gpfl_client.train(
+            shared, head, batches, general=general, personal=personal, lr=lr, lam=lam, mu=mu
+        )
+        return (head, trained["embeddings"]), trained
+
+    def serve(server, uploads, samples, clients):
+        return mean(server[0], uploads, samples, clients), server[1] + 1
+
+    return Form(client, serve)

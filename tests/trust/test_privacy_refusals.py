@@ -19,7 +19,7 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     # by default entries are chosen by the server's model, which is no secret
     (("", "", ""), "fiarse"),
     (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm"),
-    (("", "", SAMPLE), "fedapen fedala fedrod"),
+    (("", "", SAMPLE), "fedapen fedala fedrod gpfl"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
     (("", "", SAMPLE), "afl fedcgs"),

@@ -18,11 +18,12 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
+from fedjax_ht.losses import class_prototype_distance, cosines, sample_prototype_mse
 from fedjax_ht.methods.shared.supervised import Regulariser, own_classes
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.ops import pairwise_distance
 
+TINY = 1e-12  # of a squared length: a row of zeros has no direction
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
 
 
@@ -102,6 +103,13 @@ def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulari
         return weight * distance(features, batch.y, batch.mask, prototypes.values, prototypes.mask)
 
     return penalty
+
+
+def cosines_to(rows: jax.Array, targets: jax.Array) -> jax.Array:
+    """Computes the cosines float [B, C] of rows float [B, K] with those of classes float [C, K]; 0
+    where either is zero."""
+    squares = jnp.sum(targets * targets, -1, keepdims=True)
+    return cosines(rows, (targets * jax.lax.rsqrt(jnp.maximum(squares, TINY))).T)
 
 
 def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:
