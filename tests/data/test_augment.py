@@ -124,14 +124,6 @@ def test_random_grayscale_greys_a_share_of_the_images():
     np.testing.assert_allclose(out[grey][..., 0], np.asarray(IMAGES)[grey] @ GREY, atol=1e-5)
 
 
-def test_images_without_colour_are_only_brightened_and_contrasted():
-    grey = IMAGES[..., :1]
-    np.testing.assert_array_equal(random_grayscale(KEY, grey, probability=1.0), grey)
-    coloured = colour_jitter(KEY, grey, **(NOTHING | {"saturation": 0.4, "hue": 0.1}))
-    np.testing.assert_allclose(coloured, grey, atol=1e-6)
-    assert np.abs(colour_jitter(KEY, grey) - grey).max() > 0.05
-
-
 def test_compose_is_a_pure_function_of_the_key_and_vmaps():
     augment = functools.partial(
         compose(("flip", "padded_crop", "random_erasing", "resized_crop")), black=BLACK

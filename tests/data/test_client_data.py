@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -287,15 +286,3 @@ def test_a_doubtful_split_is_told_of(note):
     with pytest.warns(UserWarning, match=f"^{re.escape(note)}") as caught:
         make_federation_data(MINE, NOTED[note], FEDERATION)
     assert len(caught) == 1 and caught[0].filename == __file__
-
-
-def test_a_sound_split_is_silent_and_so_are_the_few_misfits_of_skewed_ones():
-    many = Dataset("many", np.zeros((1200, 2)), np.arange(1200) % 3, ("a", "b", "c"))
-    skewed = client(np.arange(300)[np.arange(300) % 3 > 0], np.arange(300, 600)[::3])
-    few = skewed._replace(test=np.r_[300, np.arange(301, 600)[np.arange(301, 600) % 3 > 0]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_federation_data(MINE, (FIRST, SECOND), FEDERATION)
-        make_federation_data(many, (few, client(np.arange(600, 900), [901, 902])), FEDERATION)
-    with pytest.warns(UserWarning, match="50 points"):
-        make_federation_data(many, (skewed, client(np.arange(600, 900), [901])), FEDERATION)

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 import fedjax_ht as fl
-from fedjax_ht.data.conversion import refuse_merged
 
 ROWS = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 9.0]]
 LABELS, NAMES = [0, 1, 1, 0], ("a", "b")
@@ -109,19 +108,6 @@ def test_inputs_that_a_device_would_change_are_refused(inputs, message):
         fl.Dataset("d", inputs, LABELS, NAMES)
 
 
-def test_floats_that_float32_has_are_not_refused():
-    rng = np.random.default_rng(0)
-    for column in (
-        rng.normal(size=70_000),
-        rng.normal(100, 1, 70_000),
-        rng.normal(101_325, 500, 70_000).round(2),
-        np.r_[rng.random(70_000), 1e12],
-        np.full(70_000, 1.7e9),
-        rng.integers(0, 2**24, 70_000).astype(float),
-    ):
-        refuse_merged("x", column[:, None])
-
-
 def test_grey_images_of_bytes_need_no_axis_of_channels():
     digits = np.full((4, 28, 28), 200, np.uint8)
     dataset = fl.Dataset("d", digits, LABELS, NAMES)
@@ -176,17 +162,6 @@ MASKED = np.ma.array([0, 1, 1, 0], mask=[0, 0, 1, 0])
 def test_masked_values_are_refused(given):
     with pytest.raises(ValueError, match=r"has 1 masked values of .*values.filled\(0\), or leave"):
         fl.Dataset("d", **{"inputs": ROWS, "labels": LABELS, "class_names": NAMES} | given)
-
-
-@pytest.mark.filterwarnings("ignore:the matrix subclass")
-def test_arrays_without_masked_values_and_matrices_are_plain_arrays():
-    for rows, labels in (
-        (np.ma.array(ROWS), np.ma.array(LABELS)),
-        (np.asmatrix(ROWS), np.asmatrix(LABELS).T),
-    ):
-        dataset = fl.Dataset("d", rows, labels, NAMES)
-        assert type(dataset.inputs) is np.ndarray and dataset.inputs[0].shape == (2,)
-        assert dataset.labels.tolist() == LABELS
 
 
 def test_labels_of_other_forms_are_taken():

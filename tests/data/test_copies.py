@@ -79,12 +79,6 @@ def test_repeated_rows_of_few_values_are_told_alone(caplog):
         assert not split_notes(each, fl.make_partition("iid", each, 2))
 
 
-def test_a_split_of_doubled_samples_is_told():
-    dataset = doubled("rows")
-    (note,) = split_notes(dataset, fl.make_partition("iid", dataset, 2))
-    assert "test samples" in note and "are train samples, too: copies" in note
-
-
 def test_equal_middles_are_not_equal_samples():
     images = np.zeros((4, 5, 5), np.uint8)
     images[[0, 1, 3], 0, 0] = 1, 2, 1

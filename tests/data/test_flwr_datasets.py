@@ -69,15 +69,3 @@ def test_what_cannot_be_split_is_one_line(frames, dataset):
         fl.flwr_partition(used, dataset)
     with pytest.raises(ValueError, match="partitioner is a dict; it must be one of flwr-datasets"):
         fl.flwr_partition({}, dataset)
-
-
-def test_the_real_ones():
-    partitioners = pytest.importorskip("flwr_datasets.partitioner")
-    dataset = fl.load_dataset("har_10persons")
-    people = fl.flwr_partition(partitioners.NaturalIdPartitioner("group"), dataset)
-    assert len(people) == 10
-    for client in people:
-        assert len(np.unique(dataset.groups[np.concatenate(client)])) == 1
-    by_class = partitioners.DirichletPartitioner(5, "label", alpha=0.5)
-    split = fl.flwr_partition(by_class, dataset)
-    assert len(np.unique(np.concatenate([np.concatenate(client) for client in split]))) == 1039

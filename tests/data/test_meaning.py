@@ -124,3 +124,19 @@ def test_sites_of_several_codings_are_said(lists):
     if len(lists) == 2:
         assert "train has" in in_sites(*lists, train=0, test=1)
         assert "client 0 has" in in_sites(*lists, clients=True)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ("012", "012"),
+        ("012", "12"),
+        ("012", "123", "0123"),
+        ("0", "1"),
+        ("01", "23", "45", "67"),
+        ("0a", "1b", "2c", "3d"),
+        ("cdh", "dhk"),
+    ],
+)
+def test_sites_that_lack_classes_are_taken_without_a_word(lists):
+    assert not in_sites(*lists)

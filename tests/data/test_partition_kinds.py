@@ -5,8 +5,6 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.partition import (
-    PARTITIONS,
-    PLANS,
     check_partition,
     class_counts,
     make_partition,
@@ -251,15 +249,6 @@ def test_check_number_of_clients(num_clients):
     line = f"num_clients is {num_clients}; it must be an integer of at least 1"
     with pytest.raises(ValueError, match=line):
         check_partition("iid", num_clients, 10)
-
-
-def test_check_accepts_defaults():
-    for kind in (*PLANS, *PARTITIONS):
-        check_partition(kind, 20, 10)
-    # the number of classes is not known yet
-    check_partition("pathological", 20, None, classes_per_client=500)
-    check_partition("iid", 20, 10, sets="official", val_share=0.9)
-    check_partition("iid", 20, 10, train_share=0.9, val_share=0.1)
 
 
 @pytest.mark.parametrize(

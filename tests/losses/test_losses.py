@@ -75,14 +75,6 @@ def test_prototype_regulariser_reads_neither_padding_nor_missing_prototypes(loss
 
 
 @regularisers
-def test_prototype_regulariser_is_zero_without_prototypes_or_samples(loss):
-    for mask, available in ((MASK, np.zeros(C, bool)), (np.zeros(B, bool), AVAILABLE)):
-        value, gradient = compiled(loss)(FEATURES, LABELS, mask, PROTOTYPES, available)
-        assert value == 0
-        np.testing.assert_array_equal(gradient, 0)
-
-
-@regularisers
 def test_prototype_regulariser_has_finite_gradients_at_the_prototypes(loss):
     value, gradient = compiled(loss)(PROTOTYPES[LABELS], LABELS, MASK, PROTOTYPES, AVAILABLE)
     assert value < 1e-5

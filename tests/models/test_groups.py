@@ -61,13 +61,6 @@ def test_the_feature_width_reaches_every_architecture():
     assert set(widths.values()) == {96} and len(widths) == 12
 
 
-def test_htc4_is_one_architecture_with_four_heads():
-    modules = model_group("res34_htc4", 100, SIZE)
-    assert [module.head for module in modules.values()] == list(htc4_heads(100))
-    (resnet34,) = model_group("resnet34", 100, SIZE).values()
-    assert all(module.base == resnet34.base and module.stateful for module in modules.values())
-
-
 def test_htc4_deals_architectures_and_heads_separately():
     for i, (module, plain) in enumerate(
         zip(model_group("htfe8_htc4", 10, SIZE).values(), model_group("htfe8", 10, SIZE).values())

@@ -59,17 +59,6 @@ def test_published_sizes(name):
     assert tuple(sizes) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3), (64, 64, 3)], ids=str)
-@pytest.mark.parametrize("name", ["conv4", "preact_resnet18"])
-def test_features_of_a_slice(name, shape):
-    module = sliced_network(name, 10, shape)(1 / 8)
-
-    def features(key):
-        return module.init_with_output(key, jnp.zeros((2, *shape)), method="features")[0]
-
-    assert jax.eval_shape(features, jax.random.key(0)).shape == (2, 64)
-
-
 def test_budgets_of_ten_clients():
     def exponents(rho):
         return [round(-math.log2(rate)) for rate in width_budgets(10, rho)]
@@ -197,12 +186,6 @@ def test_a_slice_is_the_whole_network_without_the_rest(name, rate):
             np.testing.assert_allclose(
                 value, expected_gradient[path], rtol=1e-3, atol=1e-4, err_msg=f"{mode} {path}"
             )
-
-
-def test_drawing_every_layer_for_itself_adds_different_channels():
-    plan = slice_plan("resnet", 1 / 2, "random", per_layer=True)
-    (logits, _), (expected, _) = oracle("resnet", 1 / 2, plan, per_layer=True)
-    assert np.abs(logits - expected).max() > 0.1
 
 
 def test_the_scaler_divides_by_the_rate_in_training_alone():

@@ -75,20 +75,6 @@ def test_variables_convert_both_ways():
     jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(UNROLLED)), flat)
 
 
-def test_stacked_blocks_follow_the_siblings_that_are_there():
-    leaf = np.arange(6).reshape(2, 3)
-    tree = {
-        "a_0": {"w": leaf},
-        "a_1": {"w": leaf},
-        "a_blocks": {"w": leaf},
-        "ab_0": {"w": leaf},
-        "a_x": leaf,
-    }
-    assert sorted(unstack_blocks(tree)) == ["a_0", "a_1", "a_2", "a_3", "a_x", "ab_0"]
-    inner = unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]
-    assert sorted(inner) == ["layers_0", "layers_1"]
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -26,18 +26,6 @@ def test_published_sizes(name, base, tokens):
     assert params["base"]["pos_embedding"].shape == (1, tokens, 768)
 
 
-@pytest.mark.parametrize(
-    ("size", "patches"), [((28, 28, 1), 49), ((32, 32, 3), 64), ((64, 32, 3), 128)]
-)
-def test_the_image_decides_how_many_tokens_there_are(size, patches):
-    module = vit("vit_small", 10, feature_dim=100)
-    assert shapes(module, size)["params"]["base"]["pos_embedding"].shape == (1, patches + 1, 192)
-    out = jax.eval_shape(
-        lambda x: module.init_with_output(jax.random.key(0), x)[0], jnp.zeros((2, *size))
-    )
-    assert out.shape == (2, 10)
-
-
 def test_wrong_sizes_are_refused():
     with pytest.raises(ValueError, match="images of 28x28 pixels do not split into patches of"):
         shapes(vit("vit_b16", 10), (28, 28, 1))

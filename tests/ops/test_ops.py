@@ -51,13 +51,6 @@ def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ce
     np.testing.assert_allclose(out, pool.max_pool(x, window, stride, padding, ceil), rtol=1e-6)
 
 
-def test_max_pool_along_one_axis():
-    x = normal(2, 5, 7, 3)
-    np.testing.assert_array_equal(
-        max_pool(x, 2, 2, axes=(2,)), np.maximum(x[:, :, :6:2], x[:, :, 1:7:2])
-    )
-
-
 @pytest.mark.parametrize(
     ("length", "width"),
     [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8), (960, 512), (1280, 512)],

@@ -203,12 +203,6 @@ def test_a_server_of_another_kind(tmp_path, server, answer, reason):
     assert not files(tmp_path)
 
 
-def test_a_set_elsewhere_in_the_folder_is_there(tmp_path, server, svhn):
-    for name in ("train_32x32.mat", "test_32x32.mat"):
-        (tmp_path / name).write_bytes(b"a part of the set")
-    assert get("svhn", tmp_path, sources=svhn)[0].parent == tmp_path and not server.requests
-
-
 def test_names_without_an_address_say_so(tmp_path):
     assert "part of the package" in error_of(ValueError, "fashion_mnist_10k", tmp_path)
     assert "a file of your own" in error_of(ValueError, "npz:x.npz", tmp_path)

@@ -90,14 +90,6 @@ def test_columns_of_sets_and_clients():
     assert sum(len(client.test) for client in dataset.clients) == 10
 
 
-def test_columns_of_text_are_tokens():
-    texts = np.array(["a good film", "a bad film"] * 10, object)
-    labels = np.array([1, 0] * 10)
-    dataset = fl.Dataset.from_pandas(Frame(text=texts, label=labels), text_length=4)
-    assert dataset.inputs.shape == (20, 4) and dataset.vocabulary == 6
-    assert dataset.reading.token_texts == ("", "?", "a", "film", "good", "bad")
-
-
 def test_a_column_of_arrays():
     rows = np.empty(COUNT, object)
     rows[:] = list(RNG.normal(size=(COUNT, 5)))

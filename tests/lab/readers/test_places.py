@@ -40,13 +40,6 @@ def test_a_path_is_one_of_the_current_folder_or_else_of_the_data(tmp_path, monke
     assert load_dataset("npz:data/mine.npz").inputs.max() == 1 and not caplog.messages
 
 
-def test_a_dot_is_the_folder_of_the_data(tmp_path, monkeypatch):
-    for label in ("ant", "bee"):
-        write(tmp_path / f"data/{label}/0.png", encoded(np.full((4, 4), 99, np.uint8)))
-    monkeypatch.chdir(tmp_path)
-    assert load_dataset("folder:.", "data").class_names == ("ant", "bee")
-
-
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
