@@ -100,6 +100,7 @@ from .methods.fedbn import fedbn as fedbn
 from .methods.fedbuff import fedbuff as fedbuff
 from .methods.fedcgs import fedcgs as fedcgs
 from .methods.fedclassavg import fedclassavg as fedclassavg
+from .methods.fedcp import fedcp as fedcp
 from .methods.feddbe import feddbe as feddbe
 from .methods.feddropout import feddropout as feddropout
 from .methods.feddyn import feddyn as feddyn

@@ -190,6 +190,11 @@ def gpfl_wire(i: int) -> int:
     return model_size(i) - HEAD_SIZE + NUM_CLASSES * FEATURE_DIM + layers
 
 
+def fedcp_wire(i: int) -> int:
+    """The model, and a layer to twice the features with a norm behind it."""
+    return model_size(i) + 2 * (FEATURE_DIM + 3) * FEATURE_DIM
+
+
 def scaffold_wire(participants, arrived, earlier) -> Sent:
     """A control variate as large as the model beside it."""
     return Sent(*(2 * numbers for numbers in model_wire(participants, arrived, earlier)))
@@ -335,6 +340,7 @@ WIRE = {
     "scaffold": scaffold_wire,
     "feddbe": feddbe_wire,
     "gpfl": both_ways(gpfl_wire),
+    "fedcp": both_ways(fedcp_wire),
     "afl": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES),
     "fedcgs": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES),
 }
@@ -422,6 +428,7 @@ METADATA = {
             "feddbe",
             "fedrod",
             "gpfl",
+            "fedcp",
         ),
         beside_each(up=COUNT),
     ),

@@ -69,6 +69,7 @@ LIBRARY = (
     "fedcgs",
     "fedrod",
     "gpfl",
+    "fedcp",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
@@ -80,7 +81,7 @@ OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
     *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
     *("fedrod", "gpfl", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm"),
-    *("pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
+    *("fedcp", "pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
 )
 """Methods whose server's state is parameters, and the next one their mean. A name may put a server
 optimizer behind them, as in "fedprox+fedadam"."""

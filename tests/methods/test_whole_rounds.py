@@ -1,6 +1,8 @@
 """Three rounds of a simulation against the same rounds in NumPy, from equal weights: what clients keep
 while they are absent, and what a server makes of a part of its clients."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -169,3 +171,26 @@ def test_gpfl_guides_features_by_embeddings_that_all_share():
         model = flat(client["params"])
         check_model({k: model[k] for k in kept[i][0]}, kept[i][0], rtol=1e-4)
         np.testing.assert_allclose(client["embeddings"], kept[i][1], rtol=1e-4, atol=1e-6)
+
+
+def test_fedcp_splits_features_between_two_heads(monkeypatch):
+    """With noise that is known, in place of a draw."""
+
+    def noise(size):
+        return np.linspace(-1, 1, 3 * 2 * tiny.K).reshape(3, 2, -1)[:size]
+
+    monkeypatch.setattr(jax.random, "gumbel", lambda key, shape: jnp.asarray(noise(3), jnp.float32))
+
+    def named(params):
+        policy = {f"policy_{k}": np.asarray(x, np.float64) for k, x in params["policy"].items()}
+        return flat(params) | policy
+
+    start, before, server, clients = simulated(METHODS["fedcp"](TRAINING, lam=0.7))
+    kept = {i: (None, np.asarray(before[i]["context"], np.float64)) for i in SAMPLES}
+    form = reference.fedcp(LR, 0.7, noise)
+    model, kept = reference.play(form, named(start[0]), kept, ROUNDS, batches())
+    check_model(named(server[0]), model, rtol=1e-4)
+    for i, client in enumerate(clients):
+        head, _ = kept[i]
+        own = flat(client["params"])
+        check_model({k: own[k] for k in head}, head, rtol=1e-4)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.reference import fedcp as fedcp_client
 from tests.reference import feddbe as feddbe_client
 from tests.reference import fedrod as fedrod_client
 from tests.reference import gpfl as gpfl_client
@@ -185,3 +186,20 @@ def gpfl(lr: float, lam: float, mu: float) -> Form:
         return mean(server[0], uploads, samples, clients), server[1] + 1
 
     return Form(client, serve)
+
+
+def fedcp(lr: float, lam: float, noise: Callable) -> Form:
+    """A client is (its head, at first None; the context drawn for its first round)."""
+
+    def client(w, kept, batches):
+        head, context = kept
+        if head is None:
+            head = {k: v for k, v in w.items() if k.startswith("head")}
+        else:
+            context = head["head_kernel"].sum(1)
+        trained = fedcp_client.train(w | head, w, context, batches, lr=lr, lam=lam, noise=noise)
+        head = {k: v for k, v in trained.items() if k.startswith("head")}
+        halves = {k: (v + w[k]) / 2 for k, v in head.items()}
+        return (head, context), trained | halves
+
+    return Form(client, mean)
