@@ -68,11 +68,11 @@ def conv_norms(
     """Returns a function that applies a convolution without a bias, and a norm, of given names.
 
     They are sub-modules of the caller, whose `train` and `mask` they get. A convolution of stride 1
-    keeps the resolution.
+    keeps the resolution, unless `padding` is given.
     """
 
-    def apply(names, x, features, *, size=1, stride=1, groups=1):
-        geometry = features, size, stride, size // 2, groups
+    def apply(names, x, features, *, size=1, stride=1, groups=1, padding=None):
+        geometry = features, size, stride, size // 2 if padding is None else padding, groups
         conv = Conv(*geometry, use_bias=False, initialisation=initialisation, name=names[0])
         return Norm(norm, epsilon, name=names[1])(conv(x), train, mask)
 

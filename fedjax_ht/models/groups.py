@@ -43,8 +43,7 @@ def _architecture(name: str, arguments: GroupArguments) -> models.SplitModel:
         return models.vit(name, *size)
     if name.startswith("resnet"):
         return models.resnet(int(name.removeprefix("resnet")), *size, arguments.norm)
-    build = models.googlenet if name == "googlenet" else models.mobilenet_v2
-    return build(*size, arguments.norm)
+    return getattr(models, name)(*size, arguments.norm)
 
 
 def _dealt(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
@@ -196,7 +195,7 @@ _HTFE8 = (
     "resnet101",
     "resnet152",
 )
-_ALONE = (*_RESNETS, "googlenet", "mobilenet_v2", *_VITS)
+_ALONE = (*_RESNETS, "googlenet", "mobilenet_v2", "efficientnet_lite0", *_VITS)
 _DEALT = {
     "htfe2": ("cnn", "resnet18"),
     "htfe3": ("resnet10", "resnet18", "resnet34"),

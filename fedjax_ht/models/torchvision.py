@@ -17,8 +17,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 
-CLASSIFIERS = ("fc", "classifier", "heads", "aux1", "aux2")
+CLASSIFIERS = ("fc", "_fc", "classifier", "heads", "aux1", "aux2")
 _RENAMES = (
+    (r"(^|\.)_", r"\1"),  # names of EfficientNet
     (r"^encoder\.layers\.encoder_layer_", "layers_"),
     (r"^encoder\.", ""),
     (r"\.in_proj_", ".in_proj."),

@@ -2,6 +2,7 @@
 NumPy."""
 
 import functools
+import itertools
 import math
 
 import flax.linen as nn
@@ -23,7 +24,9 @@ from fedjax_ht.models.convnets import (
     mobilenet_v2,
     resnet,
 )
+from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite0, padded
 from fedjax_ht.models.layers import Norm
+from fedjax_ht.models.torchvision import variables_from_torchvision
 from tests.reference import conv as ref
 
 BASE_PARAMETERS = {  # of the extractor, without its head
@@ -38,13 +41,16 @@ BASE_PARAMETERS = {  # of the extractor, without its head
     "resnet152": 58_143_808,
     "googlenet": 5_599_904,
     "mobilenet_v2": 2_223_872,
+    "efficientnet_lite0": 3_371_008,
 }
 
 
 def build(name: str, num_classes: int = 10, **options) -> nn.Module:
     if name.startswith("resnet"):
         return resnet(int(name.removeprefix("resnet")), num_classes, **options)
-    return {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}[name](num_classes, **options)
+    builders = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
+    builders["efficientnet_lite0"] = efficientnet_lite0
+    return builders[name](num_classes, **options)
 
 
 @functools.cache
@@ -78,7 +84,9 @@ def test_parameters_of_every_architecture(name):
     assert sum(sizes) == BASE_PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    "name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2", "efficientnet_lite0"]
+)
 @pytest.mark.parametrize(
     "input_shape",
     [(28, 28, 1), (32, 32, 3), pytest.param((64, 64, 3), marks=pytest.mark.slow)],
@@ -340,3 +348,47 @@ def test_resnet_is_stem_stages_average_and_pooling_to_the_feature_width():
     expected = np.repeat(y.mean((1, 2)), 2, axis=-1)
     got = jax.jit(lambda v: base.apply(v, x))(variables)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_efficientnet_pads_one_pixel_more_behind():
+    x = jnp.arange(1.0, 5).reshape(1, 4, 1, 1) * jnp.ones((1, 1, 4, 1))
+    rows = {(3, 1): [0, 1, 2, 3, 4, 0], (3, 2): [1, 2, 3, 4, 0], (5, 2): [0, 1, 2, 3, 4, 0, 0]}
+    for (size, stride), expected in rows.items():
+        result = padded(x, size, stride)
+        assert result[0, :, size // 2, 0].tolist() == expected
+        assert result.shape[1] == result.shape[2]
+
+
+def test_a_mobile_block():
+    """Depthwise convolution of one channel as a sum of products, without expansion."""
+    block = MobileBlock(features=2, stride=2, expansion=1, size=5, norm="none")
+    x = np.random.default_rng(0).normal(size=(1, 6, 6, 2)).astype(np.float32)
+    variables = randomised(block, x)
+    found = block.apply(variables, x, False, None)
+    kernel = variables["params"]["depthwise_conv"]["kernel"]
+    rows = np.zeros((1, 3, 3, 2))
+    wide = np.pad(x, ((0, 0), (1, 2), (1, 2), (0, 0)))
+    for i, j in itertools.product(range(3), range(3)):
+        window = wide[:, 2 * i : 2 * i + 5, 2 * j : 2 * j + 5]
+        rows[:, i, j] = np.einsum("bhwc,hwc->bc", window, kernel[:, :, 0])
+    expected = np.clip(rows, 0, 6) @ variables["params"]["project_conv"]["kernel"][0, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_efficientnet_takes_the_names_of_its_port():
+    module = efficientnet_lite0(10)
+    _, form = shapes(module)
+    blank = {"params": form["params"], "stats": form["batch_stats"]}
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), blank)
+    arrays, names = {"_fc.weight": np.zeros((1000, 1280))}, {"kernel": "weight", "scale": "weight"}
+    names |= {"mean": "running_mean", "var": "running_var"}
+    for tree in blank.values():
+        for path, leaf in flatten_dict(tree.get("base", {})).items():
+            *modules, last = path
+            torch_path = ["_" + name.replace("blocks_", "blocks.") for name in modules]
+            layout = (3, 2, 0, 1) if leaf.ndim == 4 else range(leaf.ndim)
+            arrays[".".join([*torch_path, names.get(last, last)])] = leaf.transpose(layout) + 1
+    assert "_blocks.15._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
+    loaded = variables_from_torchvision(arrays, blank)
+    assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
+    assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))
