@@ -3,6 +3,7 @@ its functions return, where these are traced, so that they cost no time in a com
 
 import contextlib
 import functools
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -118,12 +119,13 @@ def _guarded(method: Method) -> Method:
 
 
 def _checked(method: Method, name: str) -> Callable:
-    """Wraps a function of the method: its output is checked, and its errors get a note with its
-    name."""
+    """Wraps a function of the method: its output is checked, and that it leaves what it is given as
+    it is; its errors get a note with its name."""
     function, check = getattr(method, name), CHECKS[name]
 
     @functools.wraps(function)
     def call(*arguments):
+        given = jax.tree.leaves(arguments)
         try:
             out = function(*arguments)
         except Exception as error:
@@ -134,6 +136,12 @@ def _checked(method: Method, name: str) -> Callable:
                 "simulation.find_fault(state, jit=False) runs it on numbers"
             )
             raise
+        kept = jax.tree.leaves(arguments)
+        if len(kept) != len(given) or not all(map(operator.is_, kept, given)):
+            raise ValueError(
+                f"{name} of {method.name!r} writes into a tree that it is given; make a new one, "
+                "such as client | {...} instead of client |= {...}"
+            )
         return check(method, arguments, out)
 
     return call

@@ -56,6 +56,16 @@ def test_invalid_results_are_refused(function, out, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_function_leaves_what_it_is_given():
+    def client_update(bucket, client, downlink, data, ctx):
+        client |= {"w": client["w"] + 1}  # an attack would compare the upload with itself
+        return client, (), {"loss": 0.5}
+
+    method = guarded(METHOD._replace(client_update=client_update))
+    with pytest.raises(ValueError, match="client_update of 'mine' writes into a tree that it is"):
+        method.client_update(BUCKET, dict(STATE), (), None, None)
+
+
 def test_valid_results_pass():
     loss = {"loss": 0.5, "steps": jnp.int32(3)}
     assert call("client_update", (STATE, (), loss)) == (STATE, (), loss)

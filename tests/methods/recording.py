@@ -6,7 +6,6 @@ Without pytest, so that other programs make the same rounds elsewhere.
 
 import dataclasses
 import functools
-import operator
 from pathlib import Path
 
 import jax
@@ -32,10 +31,7 @@ def breakable(method: Method) -> Method:
     """The method, but the results of some clients are not finite in the rounds named above."""
 
     def client_update(bucket, client, downlink, data, ctx):
-        given, state = client, jax.tree.leaves(client)
         client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        kept = jax.tree.leaves(given)
-        assert len(kept) == len(state) and all(map(operator.is_, kept, state)), "wrote into a state"
         chosen = ctx.info.id == 1
         in_uplink = chosen & (ctx.round == BAD_UPLINK)
         in_state = chosen & (ctx.round == BAD_STATE) | (ctx.round == ALL_BAD)

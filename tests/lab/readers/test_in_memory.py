@@ -441,6 +441,13 @@ def test_a_dict_of_save_to_disk_names_its_own_folders(tmp_path):
         in_memory.refuse_foreign(tmp_path)
 
 
+def test_parquet_columns_of_one_name_are_refused(tmp_path):
+    table = pa.Table.from_arrays([AGE, DOSE, np.arange(COUNT) % 3], ["dose", "dose", "label"])
+    parquet.write_table(table, tmp_path / "own.parquet")
+    with pytest.raises(ValueError, match="dose, dose, label; each needs a name of its own"):
+        load_dataset("parquet:own.parquet", tmp_path)
+
+
 def test_damaged_parquet_is_one_line(tmp_path):
     write(tmp_path / "own.parquet", "PAR1 or not")
     with pytest.raises(ValueError, match=r"own\.parquet: .*; expected a \.parquet file") as raised:
