@@ -37,7 +37,7 @@ from fedjax_ht.lab.config.sections import (
     folder_of,
 )
 from fedjax_ht.lab.config.typed import changed, to_json, to_plain
-from fedjax_ht.methods import LIBRARY, METHODS, is_own, names_user_method
+from fedjax_ht.methods import LIBRARY, METHODS, names_user_method
 
 BASELINE = "local"
 """The method that others are compared with, where an entry has it: each client trains alone."""
@@ -353,9 +353,9 @@ def described(entry: Entry, config: Config) -> str:
 
 
 def _defaults(method: str) -> str:
-    """Returns a method's defaults in words; a user's own method may follow no paper."""
+    """Returns a method's defaults in words."""
     if method == BASELINE:
         return "every client trains alone; it has no options"
     if names_object(method):
         return "a method given from Python"
-    return "at its defaults" if is_own(method) else "the settings of its paper"
+    return "at its defaults"

@@ -140,7 +140,7 @@ def test_settings_of_a_search_on_other_data_are_named(tmp_path):
     line = "searched on har_10persons, not on these data"
     assert to_watch(result) == [f"fedssa@tuned: settings {line}"]
     text = " ".join(text_of(result, None).markdown().split())
-    assert f"fedssa@tuned: the settings of its paper; {line}" in text and "tuned on" not in text
+    assert f"fedssa@tuned: at its defaults; {line}" in text and "tuned on" not in text
 
 
 def test_a_headline_names_two_differences_and_the_lines_below_all(tmp_path):

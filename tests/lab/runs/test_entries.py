@@ -52,7 +52,7 @@ def test_tuned_entries_are_marked_in_every_spelling():
     assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
     lines = [described(entry, base_config()) for entry in (plain, tuned, beyond)]
-    assert lines[0] == "fedtgp: the settings of its paper"
+    assert lines[0] == "fedtgp: at its defaults"
     assert (
         lines[1]
         == "fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
