@@ -279,8 +279,8 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> li
     if classes > _FEWEST and 2 * classes > rows:
         raise ValueError(
             f"{name} has {classes} classes in {rows} rows, such as {listed(class_names, 3)}: name "
-            "the column that is the label; numbers to predict (a regression) have to be put into "
-            "classes first"
+            "the column that is the label; numbers to predict need dataset.task=regression (from "
+            "Python task='regression')"
         )
     lines = []
     alone = [class_names[c] for c in np.flatnonzero(counts == 1).tolist()]
