@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.check.options import Count, checked
+from fedjax_ht.check.options import FLOAT, Count, checked
 from fedjax_ht.core.task import multi_label, regression
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset
@@ -44,10 +44,11 @@ def regression_dataset(
     """
     columns = as_array("targets", targets).astype(np.float64)
     columns = columns[:, None] if columns.ndim == 1 else columns
-    if columns.ndim != 2 or not columns.size or not np.isfinite(columns).all():
+    if columns.ndim != 2 or not columns.size or not (np.abs(columns) <= FLOAT).all():
+        bad = np.sum(~(np.abs(columns) <= FLOAT))
         raise ValueError(
-            f"{name}: targets are {list(columns.shape)}, {np.isnan(columns).sum()} of them NaN; "
-            "give finite numbers, [N] or [N, D]"
+            f"{name}: targets are {list(columns.shape)}, {bad} of them NaN, infinite or above "
+            f"{FLOAT:g}; give finite numbers, [N] or [N, D]"
         )
     centre, scale = columns.mean(0), columns.std(0)
     if not (scale > 0).all():
@@ -104,6 +105,8 @@ def multi_label_dataset(
             f"{name}: targets are {list(marks.shape)} {marks.dtype}; give an array [N, L] of 0 and "
             "1, such as scikit-learn's MultiLabelBinarizer makes"
         )
+    if not marks.any():
+        raise ValueError(f"{name}: no sample has a label; give 1 where a sample has one")
     num_labels = marks.shape[1]
     names = tuple(label_names) or tuple(map(str, range(num_labels)))
     if len(names) != num_labels:

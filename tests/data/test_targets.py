@@ -77,12 +77,14 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "NaN; give finite"),
+        (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "of them NaN, infinite"),
+        (lambda: regression_dataset("toy", X, 1e300 * Y), "or above 3.4"),
         (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; leave it out"),
         (lambda: regression_dataset("toy", X, Y[:50]), "50"),
         (lambda: regression_dataset("toy", X, Y, bins=0), "bins is 0"),
         (lambda: multi_label_dataset("toy", X, MARKS + 1), "of 0 and 1"),
         (lambda: multi_label_dataset("toy", X, MARKS[:, 0]), "of 0 and 1"),
+        (lambda: multi_label_dataset("toy", X, 0 * MARKS), "no sample has a label"),
         (lambda: multi_label_dataset("toy", X, MARKS, ("a",)), "1 names for 3 labels"),
     ],
 )
