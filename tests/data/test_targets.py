@@ -77,7 +77,10 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "of them NaN, infinite"),
+        (
+            lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)),
+            "of them NaN, infinite",
+        ),
         (lambda: regression_dataset("toy", X, 1e300 * Y), "or above 3.4"),
         (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; leave it out"),
         (lambda: regression_dataset("toy", X, Y[:50]), "50"),

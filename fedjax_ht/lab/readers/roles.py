@@ -74,8 +74,9 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     labels = [_column("label", named._replace(label=x), columns, candidates) for x in labels]
     label, group = labels[0], _group(named, columns, labels)
     special = [*labels, group] if group else labels
-    if len(set(special)) < len(special):
-        raise ValueError(f"{', '.join(map(repr, special))}: a column is named twice")
+    for i, column in enumerate(special):
+        if column in special[:i]:
+            raise ValueError(f"column {column!r} is named twice")
     features = _features(named.features, columns, special)
     if not features:
         kind = "texts" if named.name.startswith("text:") else "numbers"

@@ -21,7 +21,17 @@ COLOURS = (
 """Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white,
 and without the black, which is local training's; and three of Petroff's."""
 BLACK = "#000000"
-MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":", (0, (8, 2, 2, 2, 2, 2)), (0, (1, 4)))
+MARKERS = "osD^vP*X"
+DASHES = (
+    "-",
+    "--",
+    "-.",
+    ":",
+    (0, (8, 2, 2, 2, 2, 2)),
+    (0, (1, 4)),
+    (0, (10, 2)),
+    (0, (2, 4, 8, 4)),
+)
 VECTOR = ("svg", "pdf")
 TIMELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata without the time, so that the same figure is the same file."""
