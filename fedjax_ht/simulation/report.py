@@ -34,8 +34,7 @@ class RoundReport(NamedTuple):
       accuracy: rule -> accuracy of the participants as their training left them, before anything
         came down, on their own test sets, float64 [m]; NaN without samples, of attackers, and where
         nobody is scored. Empty where nobody of the federation has any.
-      metrics: means over the participants whose result was finite; none in a round without
-        participants.
+      metrics: means over the participants whose result was finite; none in a round without one.
       server_metrics: metrics that the method's server computed.
       uplink, downlink: costs on the wire, summed over clients; dropped clients sent nothing that
         counts.
@@ -180,8 +179,8 @@ def joined_report(
     test = scores.get("test", NOT_SCORED)
     finite, arrived = result.finite, result.arrived
     metrics = {}
-    if len(ids):
-        metrics = {name: _mean(values[finite]) for name, values in result.metrics.items()}
+    if finite.any():
+        metrics = {name: float(np.mean(x[finite])) for name, x in result.metrics.items()}
     outlying = np.flatnonzero(server.far >= FAR_OFF)
     return RoundReport(
         participants=ids,
@@ -295,12 +294,6 @@ def _with_global(evaluation: Evaluation, pooled: Scores) -> Evaluation:
     if np.size(pooled.auc):
         evaluation = evaluation._replace(global_auc=float(np.asarray(pooled.auc)))
     return evaluation
-
-
-def _mean(values: np.ndarray) -> float:
-    if not len(values):  # where NumPy would warn
-        return float("nan")
-    return float(np.mean(values))
 
 
 def _share(correct: HostNumber, count: HostNumber) -> np.ndarray:

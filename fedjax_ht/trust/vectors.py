@@ -182,7 +182,8 @@ def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
     common = tuple(map(max, zip(*shapes)))
     masks = [leaf.mask for leaf in column if is_masked(leaf)]
     by_row = bool(masks) and masks[0].ndim < arrays[0].ndim
-    rows = math.prod(masks[0].shape[1:]) if by_row else 1
+    row_axes = common[: masks[0].ndim - 1] if by_row else ()
+    rows = math.prod(row_axes)
 
     def stacked(xs: Sequence[jax.Array]) -> jax.Array:
         return jnp.concatenate([_padded(x, common) for x in xs]).reshape(clients, rows, -1)
@@ -192,7 +193,7 @@ def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
     if len(set(shapes)) > 1:  # entries beyond a smaller array are held by larger ones alone
         held = stacked([jnp.ones(x.shape, bool) for x in arrays])
     if by_row:
-        sent = jnp.concatenate(masks)
+        sent = jnp.concatenate([_padded(mask, row_axes) for mask in masks])
     elif masks:
         held = held & stacked(masks)
     return Piece(
@@ -232,7 +233,8 @@ def _separated(
         if is_masked(leaf):
             mask = leaf.mask
             if layout.by_row:
-                mask = mask & present[start:stop].reshape(mask.shape)
+                own = present[start:stop].reshape(-1, *layout.common[: mask.ndim - 1])
+                mask = mask & own[tuple(map(slice, mask.shape))]
             new = leaf._replace(values=new, mask=mask)
         leaves.append(new)
         start = stop

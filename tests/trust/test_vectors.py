@@ -37,6 +37,18 @@ def test_uploads_go_back_to_where_they_were(widths, nested):
                 np.testing.assert_array_equal(new[key].values[mask], old[key].values[mask])
 
 
+def test_leaves_of_fewer_rows_are_compared_where_they_lie_in_larger_ones():
+    """As adapters of several ranks, whose rows beyond a rank are not sent."""
+    received = {"a": buckets(rows=4)["a"], "b": buckets(rows=2)["b"]}
+    groups, back = jax.device_get(jax.jit(there_and_back)(received))
+    assert groups[1].present.shape == (5, 4) and not groups[1].present[3:, 2:].any()
+    for name, r in back.items():
+        old, new = jax.device_get(received[name]).uplink["rows"], r.uplink["rows"]
+        mask = old.mask & r.arrived[:, None]
+        np.testing.assert_array_equal(new.mask & mask, mask)
+        np.testing.assert_array_equal(new.values[mask], old.values[mask])
+
+
 def test_smaller_slices_are_compared_where_they_lie_in_larger_ones():
     received = buckets((3, 2))
 

@@ -14,7 +14,7 @@ from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.user_code import names_user_function, refuse_code
+from fedjax_ht.core.user_code import names_object, names_user_function, refuse_code
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
 from fedjax_ht.data.partition.notes import check_split
@@ -340,13 +340,15 @@ def make_federations(
         if memory is not None:  # how much of it training takes depends on the recipe
             key += repr(run.config.training)
         if key not in built:
+            # of a method whose recipe trains parts beside the model, the config has the model's
+            is_given = names_object(run.config.training.optimizer)
             clients = make_clients(
                 run.config,
                 dataset,
                 memory,
                 begun,
                 architectures=models,
-                training_of=run.method.training_of,
+                training_of=run.method.training_of if is_given else None,
             )
             built[key] = dataclasses.replace(clients, public=dataset.public_set)
         federations[label] = built[key]

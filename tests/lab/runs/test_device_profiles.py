@@ -259,10 +259,11 @@ def test_a_run_from_which_all_is_late_says_so():
 def test_entries_have_what_fits_their_own_training(tiny_config):
     config = config_of(tiny_config)
     config.method.name = None
-    config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2")
+    # fedrod's recipe trains a head beside the model
+    config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2", "fedrod")
     config.devices_profile.memory = "5e4"
     names = {label: run.federation.buckets[0].name for label, run in plan(config).runs.items()}
-    assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide"]
+    assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide", "mlp_wide"]
 
 
 def test_a_config_has_its_devices(tiny_config):
