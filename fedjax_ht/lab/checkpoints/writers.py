@@ -14,7 +14,7 @@ from fedjax_ht.lab.files import atomic_open, csv_text, named, plain_open
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.simulation.history import merged
-from fedjax_ht.simulation.rows import TRAINED, Row, Runs
+from fedjax_ht.simulation.rows import TRAINED, Row, Runs, score_of
 
 LISTS = (
     "clients",
@@ -98,7 +98,7 @@ def read_runs(workdir: Path | str) -> list[list[Row]]:
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
         return []
-    runs, broken = defaultdict(list), None
+    runs, scores, broken = defaultdict(list), set(), None
     with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(limits.TEXT_BYTES + 1), b""), 1):
             if broken is not None:  # only the last line may have been cut off
@@ -112,6 +112,10 @@ def read_runs(workdir: Path | str) -> list[list[Row]]:
                 continue
             if wrong := _wrong_column(row):
                 raise ValueError(f"{path}, line {number} is no row of a run: {wrong}")
+            if score_of(row) in row:
+                scores.add(score_of(row))
+            if len(scores) > 1:
+                raise ValueError(f"{path}, line {number} is of another task than lines before it")
             runs[row["trial"]].append(row)
         else:
             broken = None
@@ -135,6 +139,10 @@ def _wrong_column(row: Any) -> str:
         column = name.removeprefix(TRAINED)
         if column in _COUNTS:
             right = _is_number(value) and isinstance(value, int) and 0 <= value < 2**31
+        elif column == "score":  # the name of another column, of a task
+            right = isinstance(value, str) and value.isidentifier()
+        elif column == "better":
+            right = value in ("higher", "lower")
         elif column == "client_class_counts":
             right = isinstance(value, list) and all(map(_is_counts, value))
         elif column == "far_off":
@@ -145,6 +153,8 @@ def _wrong_column(row: Any) -> str:
             right = isinstance(value, bool) or _is_number(value)
         if not right:
             return f"{short(name)} is {short(value)}"
+    if ("score" in row) != ("better" in row):
+        return "of score and better it has one alone"
     lengths = {len(row[name]) for name in ("clients", "client_ids") if name in row}
     return "it has other clients than client_ids" if len(lengths) > 1 else ""
 

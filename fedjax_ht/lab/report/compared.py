@@ -180,6 +180,9 @@ def compared(
       identities: label -> the identity that the entry must have.
       histories: label -> runs; none for an entry that has not begun.
       workdir: the run's folder.
+
+    Raises:
+      ValueError: entries have scores of several tasks. One line.
     """
     entries = tuple(entries)
     unequal, stored, rounds = {}, {}, {}
@@ -196,6 +199,8 @@ def compared(
         if reasons:
             unequal[label] = reasons
         stored[label] = identity or identities[label]
+    if len({score_in({label: runs}) for label, runs in shown.items()}) > 1:
+        raise ValueError(f"{workdir}: its entries have scores of several tasks; leave some out")
     shared = ""
     trained = {label: stored[label] for label in shown}
     if len(shown) > 1:

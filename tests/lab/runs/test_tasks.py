@@ -46,6 +46,8 @@ def test_a_run_shows_its_error(homes, tmp_path, capsys):
     assert float(last["client_2"]) == pytest.approx(row["clients"][2])
     print_scores(load_run(tmp_path / "run", "local"), client=2)
     assert f"test RMSE by head: {row['clients'][2]:.4g} of" in capsys.readouterr().out
+    again = train_and_evaluate(config, tmp_path / "run")
+    assert again.histories == result.histories and again.summary == result.summary
 
 
 def test_a_search_minimises_the_error(homes, tmp_path):
