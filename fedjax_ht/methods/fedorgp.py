@@ -34,9 +34,8 @@ from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.server_training import train_on_rows
-from fedjax_ht.core.wire import FIRST_ROWS, Masked
 from fedjax_ht.losses import masked_mean
-from fedjax_ht.methods.fedtgp import Server, global_prototypes, init_trained
+from fedjax_ht.methods.fedtgp import Server, global_prototypes, init_trained, published
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -70,10 +69,6 @@ def fedorgp(
     def init_server(federation, key):
         trained = init_trained(key, federation.num_classes, federation.feature_dim, use_f=True)
         return Server(trained, global_prototypes(trained), jnp.array(False))
-
-    def published(server):
-        ready = jnp.full(len(server.prototypes), server.ready)
-        return Masked(server.prototypes, ready, FIRST_ROWS)
 
     def broadcast(federation, bucket, server, ctx):
         return published(server)

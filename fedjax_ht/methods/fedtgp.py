@@ -81,6 +81,12 @@ def global_prototypes(trained: PyTree) -> jax.Array:
     return hidden @ trained["w2"] + trained["b2"]
 
 
+def published(server: Server) -> Masked:
+    """Masks the server's prototypes, so that none is sent before the first are trained."""
+    ready = jnp.full(len(server.prototypes), server.ready)
+    return Masked(server.prototypes, ready, FIRST_ROWS)
+
+
 @checked
 def fedtgp(
     training: LocalTraining,
@@ -123,10 +129,6 @@ def fedtgp(
     def init_server(federation, key):
         trained = init_trained(key, federation.num_classes, federation.feature_dim, use_f)
         return Server(trained, global_prototypes(trained), jnp.array(False))
-
-    def published(server):
-        ready = jnp.full(len(server.prototypes), server.ready)
-        return Masked(server.prototypes, ready, FIRST_ROWS)
 
     def broadcast(federation, bucket, server, ctx):
         return published(server)

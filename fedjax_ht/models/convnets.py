@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -229,7 +230,7 @@ class GoogLeNet(nn.Module):
             x = Inception(channels, self.norm, name=f"inception{block}")(x, train, mask)
             if block in POOL_AFTER:
                 x = max_pool(x, POOL_AFTER[block], 2, ceil=True)
-        return _averaged(self, x, train)
+        return averaged(self, x, train)
 
 
 class InvertedResidual(nn.Module):
@@ -282,11 +283,17 @@ class MobileNetV2(nn.Module):
                 x = InvertedResidual(*sizes, self.norm, name=f"features_{at}")(x, train, mask)
                 at += 1
         x = nn.relu6(conv((f"features_{at}_0", f"features_{at}_1"), x, 1280))
-        return _averaged(self, x, train)
+        return averaged(self, x, train)
 
 
-def _averaged(network: GoogLeNet | MobileNetV2, x: jax.Array, train: bool) -> jax.Array:
-    """Returns the features of a network's last map: global average, dropout, pooling."""
+def averaged(network: Any, x: jax.Array, train: bool) -> jax.Array:
+    """Returns the features of a network's last map: global average, dropout 0.2, pooling.
+
+    Args:
+      network: the calling module, whose `feature_dim` it has.
+      x: the map, float [B, H, W, C].
+      train: True drops, where the module has a "dropout" key.
+    """
     dropping = train and network.has_rng("dropout")
     x = nn.Dropout(0.2, deterministic=not dropping)(x.mean((1, 2)))
     return adaptive_pool(x, network.feature_dim)

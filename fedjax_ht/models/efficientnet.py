@@ -10,10 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.models.convnets import Mask, conv_norms
+from fedjax_ht.models.convnets import Mask, averaged, conv_norms
 from fedjax_ht.models.layers import Linear, NormKind
 from fedjax_ht.models.split import SplitModel
-from fedjax_ht.ops import adaptive_pool
 
 BLOCKS = (  # expansion, channels, blocks, stride of the first, size of the kernels (Table 1)
     (1, 16, 1, 1, 3),
@@ -89,9 +88,7 @@ class EfficientNetLite0(nn.Module):
                 x = MobileBlock(*shape, self.norm, name=f"blocks_{at}")(x, train, mask)
                 at += 1
         x = nn.relu6(conv(("conv_head", "bn1"), x, WIDTH))
-        dropping = train and self.has_rng("dropout")
-        x = nn.Dropout(0.2, deterministic=not dropping)(x.mean((1, 2)))
-        return adaptive_pool(x, self.feature_dim)
+        return averaged(self, x, train)
 
 
 def efficientnet_lite0(

@@ -16,7 +16,7 @@ MACRO_F1, AUC = "macro_f1", "auc"
 NAMES = {"micro_f1": "micro F1", "rmse": "RMSE", "mae": "MAE", "r2": "R2"}
 """Metrics that tables name otherwise than rows."""
 SHARES = re.compile("accuracy|_f1|auc|exact")
-"""Of the names of metrics in [0, 1], which tables have in percent."""
+"""A part of the name of each metric in [0, 1], which tables have in percent."""
 
 
 class Score(NamedTuple):
@@ -40,12 +40,12 @@ class Score(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What stands behind a value; targets' own units have no name."""
+        """The text behind a value; targets' own units have no name."""
         return " %" if self.is_share else ""
 
     @property
     def factor(self) -> int:
-        """The number that a column's values are shown times."""
+        """The number by which a column's values are multiplied to be shown."""
         return 100 if self.is_share else 1
 
     @property
@@ -60,7 +60,7 @@ class Score(NamedTuple):
 
     @property
     def before(self) -> str:
-        """What stands before a value in a sentence: a percentage without a name is an accuracy."""
+        """The text before a value in a sentence; a percentage without a name is an accuracy."""
         return "" if self.key == "accuracy" else f"{self.name} "
 
     @property

@@ -57,9 +57,9 @@ class Server(NamedTuple):
     """The server's state.
 
     Attributes:
-      models: of each bucket, in the order of `ordered`, {"params": {"base", "head"}, "stats"}, the
+      models: {"params": {"base", "head"}, "stats"} of each bucket, in the order of `ordered`: the
         frozen extractor and the newest head.
-      moments: of each bucket the sums over the clients heard.
+      moments: sums over the clients heard, of each bucket in the same order.
       heard: bool [num_clients], the clients whose sums have arrived.
     """
 
@@ -72,7 +72,7 @@ class Downlink(NamedTuple):
     """A message to a client.
 
     Attributes:
-      model: that of the client's bucket.
+      model: the model of the client's bucket.
       heard: Metadata(bool), whether the client's sums have arrived.
     """
 
