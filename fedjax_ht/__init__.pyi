@@ -141,6 +141,7 @@ from .methods.local import local as local
 from .methods.moon import moon as moon
 from .methods.pfedafm import pfedafm as pfedafm
 from .methods.pfedes import pfedes as pfedes
+from .methods.pfedme import pfedme as pfedme
 from .methods.pfedmoe import pfedmoe as pfedmoe
 from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights

@@ -334,7 +334,18 @@ WIRE = {
     "fedpac": fedpac_wire,
     # FedBN's models have no norms here
     **dict.fromkeys(
-        ("fedprox", "fedbuff", "feddyn", "moon", "ditto", "apfl", "fedala", "fedbn", "fedrod"),
+        (
+            "fedprox",
+            "fedbuff",
+            "feddyn",
+            "moon",
+            "ditto",
+            "apfl",
+            "fedala",
+            "fedbn",
+            "fedrod",
+            "pfedme",
+        ),
         model_wire,
     ),
     "scaffold": scaffold_wire,
@@ -429,6 +440,7 @@ METADATA = {
             "fedrod",
             "gpfl",
             "fedcp",
+            "pfedme",
         ),
         beside_each(up=COUNT),
     ),

@@ -70,6 +70,7 @@ LIBRARY = (
     "fedrod",
     "gpfl",
     "fedcp",
+    "pfedme",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
@@ -81,7 +82,7 @@ OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
     *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
     *("fedrod", "gpfl", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm"),
-    *("fedcp", "pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
+    *("fedcp", "pfedme", "pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
 )
 """Methods whose server's state is parameters, and the next one their mean. A name may put a server
 optimizer behind them, as in "fedprox+fedadam"."""

@@ -78,6 +78,18 @@ def test_methods_whose_server_has_a_mean(name):
         check_model(client["params"], kept)
 
 
+def test_pfedme_keeps_personal_models_near_the_servers():
+    numbers = {"lam": 3.0, "personal_lr": 0.2}
+    method = METHODS["pfedme"](TRAINING, **numbers, personal_steps=2, beta=1.5)
+    start, _, server, clients = simulated(method)
+    form = reference.pfedme(LR, 1.5, **numbers, steps=2)
+    absent = dict.fromkeys(SAMPLES)
+    model, personal = reference.play(form, flat(start[0]), absent, ROUNDS, batches())
+    check_model(server[0], model)
+    for i, client in enumerate(clients):
+        check_model(client["params"], personal[i])
+
+
 def test_a_server_optimizer_around_a_mean():
     numbers = {"lr": 0.1, "b1": 0.8, "b2": 0.9, "tau": 0.01}
     options = {f"server_{name}": value for name, value in numbers.items()}

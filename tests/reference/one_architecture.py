@@ -64,6 +64,19 @@ def ditto(v: Model, w: Model, batches, lr: float, lam: float) -> Model:
     return v
 
 
+def pfedme(
+    w: Model, batches, lr: float, *, lam: float, personal_lr: float, steps: int
+) -> tuple[Model, Model]:
+    """Returns theta, which goes on from batch to batch, and w_i, each from w."""
+    theta = w
+    for x, y in batches:
+        for _ in range(steps):
+            g = gradient(theta, x, y)
+            theta = {k: theta[k] - personal_lr * (g[k] + lam * (theta[k] - w[k])) for k in w}
+        w = {k: w[k] - lr * lam * (w[k] - theta[k]) for k in w}
+    return theta, w
+
+
 def mixed(v: Model, w: Model, share: float) -> Model:
     """share v + (1 - share) w."""
     return {k: share * v[k] + (1 - share) * w[k] for k in v}

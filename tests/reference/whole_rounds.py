@@ -115,6 +115,19 @@ def ditto(lr: float, lam: float) -> Form:
     return Form(client, mean)
 
 
+def pfedme(lr: float, beta: float, **numbers) -> Form:
+    """A client is its theta."""
+
+    def client(w, _, batches):
+        return steps.pfedme(w, batches, lr, **numbers)
+
+    def serve(w, uploads, samples, clients):
+        averaged = mean(w, uploads, samples, clients)
+        return {k: (1 - beta) * w[k] + beta * averaged[k] for k in w}
+
+    return Form(client, serve)
+
+
 def apfl(lr: float, share: float) -> Form:
     """A client is (v_i, alpha_i), at first the server's model and `share`."""
 

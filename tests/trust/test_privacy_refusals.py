@@ -18,7 +18,7 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl feddbe fedcp"),
     # by default entries are chosen by the server's model, which is no secret
     (("", "", ""), "fiarse"),
-    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm"),
+    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm pfedme"),
     (("", "", SAMPLE), "fedapen fedala fedrod gpfl"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),

@@ -1,0 +1,125 @@
+"""pFedMe (Dinh et al., NeurIPS 2020): personal models near the server's, by Moreau envelopes.
+
+    client:  w_i, theta_i <- w; on each batch K steps theta_i <- theta_i - eta_p (g + lam (theta_i
+             - w_i)), g the gradient of CE(theta_i), then one of w_i along lam (w_i - theta_i), the
+             envelope's gradient; uploads w_i
+    server:  w <- (1 - beta) w + beta sum_i n_i w_i / sum_i n_i over the uploads of one architecture
+    predict: theta_i; by the second rule w, the global model
+    up:      W: all parameters
+    down:    W: all parameters
+    fits:    one architecture or a few, clients that differ much; training costs K times FedAvg's
+    paper:   https://arxiv.org/abs/2006.08848
+
+Settled here:
+* A batch is a local round of the paper. theta_i goes on from one batch to the next, as in the
+  authors' code, and is trained by plain SGD of rate `personal_lr`, eta_p. The clients' optimiser
+  trains w_i; its rate times lam should be below 2, too.
+* The client keeps theta_i. The authors' code overwrites it by w_i before it is scored, and PFLlib's
+  by w. Theirs also adds 0.001 theta_i to g.
+* Clients that are not drawn do not train; in the authors' code all train in every round.
+* The paper has one architecture; here every architecture has its own w. Batch statistics are
+  theta_i's, and stay with the client.
+"""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked, traced
+from fedjax_ht.core.batches import Batch
+from fedjax_ht.core.bucket import features, head_scores, logits
+from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.trees import select
+from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.corrections import pull
+
+
+@checked
+def pfedme(
+    training: LocalTraining,
+    *,
+    lam: Annotated[Positive, SearchRange(1.0, 20.0)] = 15.0,
+    personal_lr: Positive = 0.09,
+    personal_steps: Count = 5,
+    beta: NonNegative = 1.0,
+    weighting: Weighting = "samples",
+) -> Method:
+    """Makes pFedMe, whose algorithm the module's docstring gives.
+
+    Args:
+      training: local training, of the client's copy of the server's model.
+      lam: strength of the pull of the personal model towards that copy.
+      personal_lr: learning rate of the personal model; times lam below 2.
+      personal_steps: steps of the personal model on each batch, K.
+      beta: the server's step towards the clients' mean; above 1 it goes beyond.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
+    """
+    product = lam * personal_lr
+    if not traced(product) and product >= 2:
+        raise ValueError(
+            f"lam * personal_lr is {product:g}; it must be below 2, or a personal model moves away "
+            "from the server's: lower personal_lr or lam"
+        )
+
+    def receive(bucket, client, downlink, data, ctx):
+        first = ctx.info.last_round < 0
+        return client | {"params": select(first, downlink, client["params"])}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        def loss(w, state, batch: Batch, key) -> Loss:
+            near = pull(lam, lax.stop_gradient(w))
+
+            def of_task(theta, stats, key):
+                rows, stats = features(
+                    bucket, theta, stats, batch.x, batch.mask, train=True, key=key
+                )
+                return bucket.task.loss(logits(bucket, theta, rows), batch.y, batch.mask), stats
+
+            def step(number, carry):
+                (theta, stats), _ = carry
+                slope_of = jax.value_and_grad(of_task, has_aux=True)
+                (value, stats), slope = slope_of(theta, stats, jax.random.fold_in(key, number))
+                slope = jax.tree.map(jnp.add, slope, near(theta))
+                theta = jax.tree.map(lambda t, g: t - personal_lr * g, theta, slope)
+                return (theta, stats), value
+
+            state, value = lax.fori_loop(0, personal_steps, step, (state, jnp.float32(0)))
+            away = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), w, state[0])
+            # theta is constant in w: the envelope's gradient is that of this distance alone.
+            return Loss(value + lam / 2 * sum(jax.tree.leaves(away)), state)
+
+        state = downlink, client["stats"]
+        classes = bucket.num_classes
+        result = train(training, loss, downlink, state, data, key=ctx.key, num_classes=classes)
+        theta, stats = result.stats
+        uplink = ModelUplink(result.params, sent_samples(ctx, weighting))
+        return client | {"params": theta, "stats": stats}, uplink, {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        means, _ = average_models(federation, server, received, ctx)
+        return jax.tree.map(lambda w, mean: w + beta * (mean - w), server, means), {}
+
+    def predict(bucket, client, downlink, x, mask):
+        shared = client | {"params": downlink}
+        return {
+            "personal": head_scores(bucket, client, x, mask),
+            "global": head_scores(bucket, shared, x, mask),
+        }
+
+    return Method(
+        name="pfedme",
+        training=training,
+        needs=Needs(classes=False),
+        init_server=init_parts,
+        broadcast=send_model,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        predict=predict,
+        rules=("personal", "global"),
+        wire=Wire(server_reads="sums"),
+    )
