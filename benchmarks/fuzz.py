@@ -42,6 +42,7 @@ from fedjax_ht.lab.report import figures
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.coded import CODES
+from fedjax_ht.simulation.selection import SELECTIONS
 from fedjax_ht.trust.defences import DEFENCES
 
 _CONFIGS = flags.DEFINE_integer("configs", 20, "Number of random configs.", lower_bound=1)
@@ -126,6 +127,7 @@ def texts(rng: np.random.Generator) -> dict[str, Any]:
         "dataset.public": ["hold_out:0.1"],
         "model.rates": ["1,1/2", "rho=10"],
         "model.lora": ["rank=1", "rank=2,4"],
+        "select": [spec(SELECTIONS)],
         "uplink": [(spec(TRANSFORMS | CODES),)],
         "downlink": [(spec(TRANSFORMS),)],
         "robust": [(spec(DEFENCES),), (spec(DEFENCES), spec(DEFENCES))],

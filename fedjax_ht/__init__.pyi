@@ -165,6 +165,9 @@ from .simulation.options import SimulationOptions as SimulationOptions
 from .simulation.profile import Profile as Profile
 from .simulation.profile import by_chance as by_chance
 from .simulation.profile import by_trace as by_trace
+from .simulation.selection import Selection as Selection
+from .simulation.selection import by_samples as by_samples
+from .simulation.selection import power_of_choice as power_of_choice
 from .simulation.simulation import Simulation as Simulation
 from .simulation.simulation import SimulationState as SimulationState
 from .simulation.simulation import make_simulation as make_simulation

@@ -156,6 +156,10 @@ def _check_secure_sums(
             f"--secure_sums: {method.name} weights clients by numbers of samples, and in a sum all "
             "have the same weight; set --config.method.options.weighting=uniform"
         )
+    if options.select is not None:
+        raise ValueError(
+            f"--secure_sums: select is {options.select.name}, which reads single clients' losses"
+        )
     if options.robust:
         raise ValueError(
             f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads"

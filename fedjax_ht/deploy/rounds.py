@@ -56,6 +56,7 @@ from fedjax_ht.simulation.round import (
     run_round,
 )
 from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.selection import first_reports
 from fedjax_ht.simulation.serving import Answers, Delivery
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState
@@ -251,12 +252,16 @@ def as_rounds(server: Server) -> Rounds:
 def first_state(server: Server) -> SimulationState:
     """Returns the server's state before the first round."""
     weights = collect(client_mesh(1), all_weights(server.federation))
+    reports = None
+    if server.plan.options.select is not None:
+        reports = first_reports(np.array(server.counts["train"]))
     return SimulationState(
         round=0,
         server=collect(client_mesh(1), server.first(_seed(server), (), weights)),
         clients={},
         last_round=np.full(server.plan.num_clients, -1, np.int32),
         changed={},
+        reports=reports,
     )
 
 

@@ -33,6 +33,7 @@ from fedjax_ht.simulation.roster import (
     schedule,
 )
 from fedjax_ht.simulation.round import Cohort, Round, Stage, add_newcomers_bytes, draw_cohort
+from fedjax_ht.simulation.selection import first_reports
 from fedjax_ht.simulation.serving import Answers, deliver, serve
 from fedjax_ht.simulation.state import SimulationState
 
@@ -108,6 +109,8 @@ def first_state(program: Program) -> SimulationState:
         last_round=np.full(program.federation.num_clients, -1, np.int32),
         changed=changed,
     )
+    if program.options.select is not None:
+        state = state._replace(reports=first_reports(program.data.counts["train"]))
     profile = program.options.devices_profile
     if profile is None or profile.late == "lost":
         return state

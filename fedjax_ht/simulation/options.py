@@ -19,6 +19,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.selection import Reports, Selection, chosen
 from fedjax_ht.trust.options import Attack, Defence, Privacy
 
 Lanes = Count | Mapping[str, Count]
@@ -33,6 +34,8 @@ class SimulationOptions:
     Attributes:
       seed: the seed of all random choices except the split of the data.
       participation: share of clients in a round; see `participants`.
+      select: the choice of a round's participants by earlier reports, see
+        `simulation.selection`; None draws them uniformly.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code); False from different ones.
@@ -59,11 +62,12 @@ class SimulationOptions:
     Raises:
       ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
         server sees, stands beside what changes or compares single uploads; or privacy beside a
-        profile by which some cannot take part.
+        profile by which some cannot take part, or beside a selection.
     """
 
     seed: Seed = 0
     participation: Part = 1.0
+    select: Selection | None = None
     drop_rate: Rest = 0.0
     shared_init: bool = False
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -89,6 +93,11 @@ class SimulationOptions:
                         f"privacy.unit is 'client', which hides sums alone; {field} must then be "
                         "empty"
                     )
+        if self.privacy is not None and self.select is not None:
+            raise ValueError(
+                f"select is {self.select.name}, which sees the losses of single clients, and "
+                "epsilon is known only for uniform draws; leave it out, or privacy"
+            )
         if self.privacy is not None and self.devices_profile is not None:
             for field in ("available", "deadline"):
                 if getattr(self.devices_profile, field):
@@ -119,25 +128,33 @@ def choose_participants(
     num_clients: int,
     round: int,
     free: np.ndarray | None = None,
+    reports: Reports | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the clients that take part in a round, uniformly, and those of them that are dropped.
+    """Draws the clients that take part in a round, and those of them that are dropped.
 
-    A pure function of (seed, round, free), so that a resumed run draws the same.
+    A pure function of (seed, round, free, reports), so that a resumed run draws the same.
 
     Args:
       options: the trial's options.
       num_clients: number of clients in the federation.
       round: the round's number, from 0.
       free: bool [num_clients], clients that may be drawn; None: all that can be reached.
+      reports: what clients have reported; only `options.select` reads it.
 
     Returns:
       Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. Of fewer free
       clients than are asked for, all take part.
     """
-    order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
+    generator = host_generator(options.seed, Purpose.PARTICIPATION, round)
     if free is None:
         free = options.reachable(num_clients, round)
-    ids = order[free[order]][: options.participants(num_clients)]
+    participants = options.participants(num_clients)
+    if options.select is None:
+        order = generator.permutation(num_clients)
+        ids = order[free[order]][:participants]
+    else:
+        assert reports is not None  # a state has them where a selection is on
+        ids = chosen(options.select, generator, reports, np.flatnonzero(free), participants)
     shuffled = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)
     dropped = shuffled[: int(options.drop_rate * len(ids))]
     return np.sort(ids), np.isin(np.sort(ids), dropped)

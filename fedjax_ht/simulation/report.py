@@ -35,6 +35,7 @@ class RoundReport(NamedTuple):
         came down, on their own test sets, float64 [m]; NaN without samples, of attackers, and where
         nobody is scored. Empty where nobody of the federation has any.
       metrics: means over the participants whose result was finite; none in a round without one.
+      losses: float64 [m], mean loss of each participant's training; NaN where none arrived.
       server_metrics: metrics that the method's server computed.
       uplink, downlink: costs on the wire, summed over clients; dropped clients sent nothing that
         counts.
@@ -70,6 +71,7 @@ class RoundReport(NamedTuple):
     not_finite: tuple[int, ...]
     accuracy: dict[str, np.ndarray]
     metrics: dict[str, float]
+    losses: np.ndarray
     server_metrics: dict[str, float]
     uplink: WireCost
     downlink: WireCost
@@ -188,6 +190,7 @@ def joined_report(
         not_finite=tuple(ids[~finite].tolist()),
         accuracy={rule: _share(c, test.count) for rule, c in test.correct.items()},
         metrics=metrics,
+        losses=np.where(arrived, result.metrics.get("loss", np.nan), np.nan).astype(np.float64),
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(take(result.uplink_cost, arrived)),
         downlink=_total(result.downlink_cost),

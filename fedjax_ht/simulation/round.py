@@ -21,6 +21,7 @@ import numpy as np
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.report import RoundReport, round_report
+from fedjax_ht.simulation.selection import with_losses
 from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult
 from fedjax_ht.simulation.state import SimulationState, Waiting
 
@@ -74,13 +75,13 @@ class Round(NamedTuple):
 
 
 def draw_cohort(options: SimulationOptions, num_clients: int, state: SimulationState) -> Cohort:
-    """Draws a round's participants: a pure function of seed and round, so that a resumed run draws
+    """Draws a round's participants: a pure function of seed and state, so that a resumed run draws
     the same."""
     reachable = free = options.reachable(num_clients, state.round)
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
         free = reachable & ~state.waiting.unfinished
-    ids, dropped = choose_participants(options, num_clients, state.round, free)
+    ids, dropped = choose_participants(options, num_clients, state.round, free, state.reports)
     return Cohort(ids, dropped, reachable)
 
 
@@ -115,6 +116,9 @@ def run_round(
         last_round=_reached(state, answers),
         waiting=waiting,
     )
+    if state.reports is not None:
+        heard = with_losses(state.reports, report.participants, report.losses)
+        new = new._replace(reports=heard)
     if round.options.time_stages:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
         report = report._replace(stages=seconds)

@@ -9,6 +9,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.selection import Reports
 
 
 class Waiting(NamedTuple):
@@ -45,6 +46,7 @@ class SimulationState(NamedTuple):
       changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
         never. Without the buckets whose clients keep nothing between rounds.
       waiting: uploads that arrive in a later round; None where late ones are lost.
+      reports: what clients reported; None unless `SimulationOptions.select` reads it.
     """
 
     round: int
@@ -53,6 +55,7 @@ class SimulationState(NamedTuple):
     last_round: np.ndarray
     changed: dict[str, np.ndarray]
     waiting: Waiting | None = None
+    reports: Reports | None = None
 
     def __repr__(self) -> str:
         models = f"{len(self.last_round)} clients of {', '.join(self.clients)}"

@@ -23,6 +23,8 @@ from tests.deploy.sites import (
     make_server_once,
     moved,
     never,
+    simulation_of,
+    sites_of,
     small_config,
     transport,
     unchanged,
@@ -59,6 +61,19 @@ def test_equal_to_the_simulation_and_to_its_bytes(simulated, served, tmp_path):
     assert rows[-1]["accuracy"] > 0.2  # two rounds of prototypes: above chance
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written == rows and (tmp_path / "summary.md").exists()
+
+
+def test_a_deployment_selects_as_its_simulation(tmp_path):
+    config = small_config("fedavg", rounds=3)
+    config.update({"participation": 0.5, "select": "power_of_choice/1.5"})
+    config.method.options.weighting = "uniform"
+    made, simulation = simulation_of(config)
+    _, rows = run(simulation, 3)
+    sites = sites_of(config, made, tmp_path / "sites")
+    served = serve(make_plan(config), tmp_path / "run", transport(sites, never, unchanged), print)
+    assert_same_rows(rows, served)
+    with pytest.raises(ValueError, match="--secure_sums: select is power_of_choice, which reads"):
+        make_plan(config, secure_sums=True)
 
 
 def end_in_round_2(client, request):

@@ -36,7 +36,9 @@ def scripted(script, silent_in=()):
         accuracy = {"head": np.array([0.7])}
         who, loss = np.array([0]), {"loss": 1.0}
         far = ((2, 1e9),)
-        report = RoundReport(who, arrived, (), accuracy, loss, {}, cost, cost, 0.25, True, far)
+        report = RoundReport(
+            who, arrived, (), accuracy, loss, np.zeros(len(who)), {}, cost, cost, 0.25, True, far
+        )
         return state._replace(round=state.round + 1), report
 
     start = SimulationState(0, (), {}, np.array([-1]), {})
@@ -89,7 +91,9 @@ def test_it_goes_on_from_a_history():
 def test_participants_are_scored_by_every_rule():
     cost, nobody = WireCost(1, 4, 0, 0), np.full(2, np.nan)
     accuracy = {"prototype": np.array([0.5, np.nan, 1.0]), "head": np.array([0.2, np.nan, 0.4])}
-    report = RoundReport(np.arange(3), 3, (), accuracy, {}, {}, cost, cost, 0.0, True, ())
+    report = RoundReport(
+        np.arange(3), 3, (), accuracy, {}, np.zeros(3), {}, cost, cost, 0.0, True, ()
+    )
     row = round_row(report, ("prototype", "head"), np.ones(3))
     assert row["accuracy_participants"] == row["accuracy_participants_prototype"] == 0.75
     assert row["accuracy_participants_head"] == pytest.approx(0.3) and row["participants"] == 3
@@ -105,7 +109,7 @@ def test_participants_are_scored_by_every_rule():
 
 def test_what_some_runs_have_is_a_column_where_they_have_it():
     cost = WireCost(1, 4, 0, 0)
-    plain = RoundReport(np.arange(2), 2, (), {}, {}, {}, cost, cost, 0.0, True, ())
+    plain = RoundReport(np.arange(2), 2, (), {}, {}, np.zeros(2), {}, cost, cost, 0.0, True, ())
     optional = {"absent", "simulated_seconds", "late", "arrived_late", "epsilon", "refused"}
     assert not optional & set(round_row(plain, ("head",), np.ones(2)))
     full = plain._replace(absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0)

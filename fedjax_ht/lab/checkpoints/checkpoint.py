@@ -66,7 +66,7 @@ class Copied(NamedTuple):
     Attributes:
       round: the number of the state's round.
       small: (server, last_round, changed).
-      waiting: uploads that arrive in a later round, as `SimulationState.waiting` holds them.
+      optional: (waiting, reports) of the state.
       history: rows of the run's history.
       parts: rows and their states, one part a segment; a generator reads each when it is written.
       size: bytes of the clients' states in `parts`.
@@ -74,7 +74,7 @@ class Copied(NamedTuple):
 
     round: int
     small: PyTree
-    waiting: PyTree
+    optional: tuple[PyTree, PyTree]
     history: Sequence[Row]
     parts: Iterable[segments.Part]
     size: int
@@ -216,7 +216,7 @@ class Checkpointer:
         placed = segments.write_segments(self._segments, copied.parts, copied.round, base)
         path = directory / str(copied.round)
         half = sealed.temporary(path)
-        segments.save_tree(half / "small", (*copied.small, placed.where, copied.waiting))
+        segments.save_tree(half / "small", (*copied.small, placed.where, *copied.optional))
         if is_first:
             held = segments.sealed_segments(self._segments, placed.held)
             sealed.write_json(half / "segments.json", held)
@@ -255,7 +255,7 @@ def copy(
     return Copied(
         round=state.round,
         small=jax.tree.map(segments.plain, (state.server, state.last_round, state.changed)),
-        waiting=jax.tree.map(segments.plain, state.waiting),
+        optional=jax.tree.map(segments.plain, (state.waiting, state.reports)),
         history=list(history),
         parts=parts(),
         size=sum(len(x) * row_bytes[name] for name, x in rows.items()),
@@ -278,8 +278,10 @@ def read(
     for segment, entry in held.items():
         sealed.check(segments.segments_of(path.parent) / str(segment), entry["seal"])
     # `where` has the form of `changed`: bucket -> int32 [rows]
-    template = (state.server, state.last_round, state.changed, state.changed, state.waiting)
-    server, last_round, changed, where, waiting = segments.load_tree(path / "small", template)
+    small, optional = (state.server, state.last_round), (state.waiting, state.reports)
+    template = (*small, state.changed, state.changed, *optional)
+    read = segments.load_tree(path / "small", template)
+    server, last_round, changed, where, waiting, reports = read
     for segment, entry in held.items():
         folder = segments.segments_of(path.parent) / str(segment)
         state = _read_segment(folder, entry["rows"], where, simulation=simulation, state=state)
@@ -289,6 +291,7 @@ def read(
         last_round=last_round,
         changed=changed,
         waiting=waiting,
+        reports=reports,
     )
     rows = {segment: entry["rows"] for segment, entry in held.items()}
     history = sealed.read_json(path, "history.json")

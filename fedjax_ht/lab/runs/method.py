@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from fedjax_ht.check.named_numbers import read_spec
+from fedjax_ht.check.named_numbers import as_tuples, read_spec
 from fedjax_ht.check.names import kind_of_value, meant, unknown, unknown_option
 from fedjax_ht.check.options import Count, NonNegative, Part, Rest, check_value
 from fedjax_ht.core.evaluation import Scoring
@@ -31,6 +31,7 @@ from fedjax_ht.methods import is_own, method_factory
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.runs import Ending
+from fedjax_ht.simulation.selection import SELECTIONS, Selection
 from fedjax_ht.trust.attacks import Attack, attackers
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Privacy
@@ -254,6 +255,17 @@ def schedule(text: str) -> optax.Schedule | None:
     return optax.exponential_decay(1.0, int(rounds), float(factor), staircase=True)
 
 
+def selection(text: str) -> Selection | None:
+    """Returns the selection of a config, None for uniform draws.
+
+    Raises:
+      ValueError: `text` names no selection. One line.
+    """
+    known = {"uniform": lambda: None} | SELECTIONS
+    (made,) = steps_of("selection", "select", as_tuples([text]), known)
+    return made
+
+
 STATIC_BATCH = 64
 """Samples of a forward pass of evaluation where norms go by the samples of the pass."""
 
@@ -272,6 +284,7 @@ def simulation_options(config: Config) -> SimulationOptions:
         "attack": Attack(**vars(config.attack)),
         "uplink": uplink_steps(config, TRANSFORMS),
         "downlink": steps_of("transform", "downlink", config.downlink, TRANSFORMS),
+        "select": selection(config.select),
         "robust": steps_of("defence", "robust", config.robust, DEFENCES),
         "devices_profile": make_profile(config.devices_profile, config.partition.num_clients),
         "privacy": privacy(config.privacy),
