@@ -4,15 +4,16 @@ Partitions deal with labels. The labels of such a set are groups of like targets
 partition works: Dirichlet shares of quantiles of a target, or of a sample's rarest label.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_ht.check.options import FLOAT, Count, checked
-from fedjax_ht.core.task import multi_label, regression
+from fedjax_ht.core.task import Task, multi_label, regression
 from fedjax_ht.data.conversion import as_array
-from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.dataset import Dataset, Partition
 
 
 @checked
@@ -22,7 +23,8 @@ def regression_dataset(
     """Makes a set of samples with numbers to predict.
 
     Training is on targets in standard units, by the mean and the deviation of all targets of the
-    set: two numbers for each column that all clients know. Metrics are in the targets' own units.
+    set, or of a split's training samples, see `standardised_targets`: two numbers for each column
+    that all clients know. Metrics are in the targets' own units.
 
     Args:
       name: the set's name.
@@ -50,20 +52,43 @@ def regression_dataset(
             f"{name}: targets are {list(columns.shape)}, {bad} of them NaN, infinite or above "
             f"{FLOAT:g}; give finite numbers, [N] or [N, D]"
         )
+    return Dataset(
+        name,
+        inputs,
+        *_quantiles(columns[:, 0], bins),
+        targets=columns,
+        task=_task_of(name, columns),
+        **fields,
+    )
+
+
+def standardised_targets(dataset: Dataset, *partitions: Partition) -> Dataset:
+    """Returns the set with the mean and the deviation of its training samples' targets.
+
+    Make the federation with the task of this set. Experiments do so by themselves.
+
+    Args:
+      dataset: any set; one without numbers to predict is returned as it is.
+      *partitions: one or more splits, whose training samples count together.
+
+    Raises:
+      ValueError: training samples' targets of a column are all equal. One line.
+    """
+    if dataset.task.name != "regression":
+        return dataset
+    trains = [client.train for partition in partitions for client in partition]
+    known = np.asarray(dataset.targets, np.float64)[np.unique(np.concatenate(trains))]
+    return dataclasses.replace(dataset, task=_task_of(dataset.name, known))
+
+
+def _task_of(name: str, columns: np.ndarray) -> Task:
     centre, scale = columns.mean(0), columns.std(0)
     if not (scale > 0).all():
         raise ValueError(
             f"{name}: all targets of column {int(np.argmin(scale))} are {centre[scale == 0][0]:g}; "
             "leave it out"
         )
-    return Dataset(
-        name,
-        inputs,
-        *_quantiles(columns[:, 0], bins),
-        targets=columns,
-        task=regression(tuple(centre.tolist()), tuple(scale.tolist())),
-        **fields,
-    )
+    return regression(tuple(centre.tolist()), tuple(scale.tolist()))
 
 
 def _quantiles(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from fedjax_ht.core.task import regression
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.selection import subset
-from fedjax_ht.data.targets import multi_label_dataset, regression_dataset
+from fedjax_ht.data.targets import multi_label_dataset, regression_dataset, standardised_targets
 from fedjax_ht.models import mlp
 
 RNG = np.random.default_rng(0)
@@ -30,6 +30,22 @@ def test_quantiles_of_a_target_are_its_labels():
     np.testing.assert_allclose(dataset.task.predictions(standard[:, None])[:, 0], Y, rtol=1e-5)
     assert dataset.targets.dtype == np.float32 and not dataset.targets.flags.writeable
     assert same.name == dataset.task.name and dataset.num_outputs == 1
+
+
+def test_targets_of_training_samples_alone_set_the_units():
+    dataset = regression_dataset("toy", X, Y)
+    partition = make_partition("iid", dataset, 3, seed=0)
+    train = np.concatenate([client.train for client in partition])
+    task = standardised_targets(dataset, partition).task
+    assert len(train) < len(Y) and task is not dataset.task
+    mean, std = Y[train].mean(dtype=np.float64), Y[train].std(dtype=np.float64)
+    np.testing.assert_allclose(task.predictions(np.zeros((1, 1))), mean, rtol=1e-5)
+    np.testing.assert_allclose(task.predictions(np.ones((1, 1))), mean + std, rtol=1e-5)
+    marked = multi_label_dataset("toy", X, MARKS)
+    assert standardised_targets(marked, partition) is marked
+    alike = np.where(np.isin(np.arange(len(Y)), train), 1.0, Y)
+    with pytest.raises(ValueError, match="toy: all targets of column 0 are 1; leave it out"):
+        standardised_targets(regression_dataset("toy", X, alike), partition)
 
 
 def test_targets_that_repeat_make_fewer_groups():

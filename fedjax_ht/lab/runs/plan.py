@@ -22,6 +22,7 @@ from fedjax_ht.data.public import HOLD_OUT, beside, held_out, hold_out_share
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
+from fedjax_ht.data.targets import standardised_targets
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
@@ -131,10 +132,11 @@ def plan(
     config = settled.config
     recipes = [run.config.training for run in settled.runs.values()]
     read = make_dataset(config.dataset, config.partition, recipes, loaded=dataset)
-    federations = make_federations(settled, read, begun, models=models)
     partitions = make_partitions(config, read)
+    read = standardised_targets(read, *partitions)
     if is_pending(read):
         read = standardised(read, *partitions)
+    federations = make_federations(settled, read, begun, models=models)
     runs = {}
     for label, run in settled.runs.items():
         runs[label] = run._replace(

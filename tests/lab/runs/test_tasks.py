@@ -10,6 +10,7 @@ from fedjax_ht.lab.config.base import base_config, partition_config, typed_confi
 from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.runs.compare import chosen_aim
 from fedjax_ht.lab.runs.evaluate import load_run, print_scores
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import searched, table
 from fedjax_ht.lab.runs.train import train_and_evaluate
 
@@ -48,6 +49,14 @@ def test_a_run_shows_its_error(homes, tmp_path, capsys):
     assert f"test RMSE by head: {row['clients'][2]:.4g} of" in capsys.readouterr().out
     again = train_and_evaluate(config, tmp_path / "run")
     assert again.histories == result.histories and again.summary == result.summary
+
+
+def test_test_samples_set_no_units(homes):
+    (run,) = plan(only(typed_config(config_of(homes)), ["local"])).runs.values()
+    train = np.concatenate([client.train for client in run.partitions[0]])
+    centre = run.federation.task.predictions(np.zeros((1, 1)))
+    np.testing.assert_allclose(centre, run.dataset.targets[train].mean(), rtol=1e-5)
+    assert abs(centre - run.dataset.targets.mean()) > 1e-3
 
 
 def test_a_search_minimises_the_error(homes, tmp_path):
