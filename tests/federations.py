@@ -264,7 +264,7 @@ def chosen(ids, dropped=()):
     """Makes these the participants and drop-outs of every round played inside."""
     ids = np.sort(np.asarray(ids, np.int64))
 
-    def choice(options, num_clients, round, free=None):
+    def choice(options, num_clients, round, *_):
         return (ids, np.isin(ids, dropped))
 
     name = "choose_participants"

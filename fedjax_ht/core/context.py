@@ -46,6 +46,8 @@ class Context(NamedTuple):
         (`Needs.clients_data`).
       federation: the federation, for an init_client whose state depends on messages, see
         `message_forms.uplink_form`; None elsewhere.
+      adapts: True in a client_update whose client is scored and then thrown away, see
+        `Scoring.adapt_epochs`.
     """
 
     key: Key[Array, ""]
@@ -55,6 +57,7 @@ class Context(NamedTuple):
     shared_key: Key[Array, ""] | None = None
     data: Data | None = None
     federation: Federation | None = None
+    adapts: bool = False
 
 
 def client_context(

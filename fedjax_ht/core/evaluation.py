@@ -10,15 +10,17 @@ from jaxtyping import Bool, Int, Key
 
 from fedjax_ht.check.options import OptionalCount, check_fields
 from fedjax_ht.core.bucket import Bucket, features, logits
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.keys import Purpose
+from fedjax_ht.core.local_training import train
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores, score
 from fedjax_ht.core.round import Channel, Participant, RunServer, any_state, receive, send, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.statistics import collect_statistics
-from fedjax_ht.core.trees import Array, HostNumber, PyTree
+from fedjax_ht.core.trees import Array, HostNumber, PyTree, select
 
 ScoredState = Literal["received", "trained", "both"]
 NormStatistics = Literal["batch", "training"]
@@ -40,21 +42,30 @@ class Scoring:
         use statistics of the batch.
       train: Whether to report the accuracy on training samples as well (train_accuracy).
       auc: Whether to report the area under the ROC curve on test sets as well (auc).
+      adapt_epochs: Epochs of its own training, by the method, that a client takes after the newest
+        downlink and before it is scored; the result is not kept. 0: none.
       global_statistics: Statistics of static_batch norms in the server's model: of the pass, or of
         all training samples.
 
     Raises:
-      ValueError: a field is out of its bounds. One line.
+      ValueError: a field is out of its bounds, or `adapt_epochs` is set, and what training left is
+        scored. One line.
     """
 
     state: ScoredState = "received"
     batch_size: OptionalCount = None
     train: bool = False
     auc: bool = False
+    adapt_epochs: OptionalCount = None
     global_statistics: NormStatistics = "batch"
 
     def __post_init__(self):
         check_fields(self, "scoring.")
+        if self.adapt_epochs and self.state == "trained":
+            raise ValueError(
+                f"scoring.adapt_epochs is {self.adapt_epochs}, and scoring.state 'trained', which "
+                "is scored as it is; take 'received' or 'both'"
+            )
 
 
 class EvaluationRequest(NamedTuple):
@@ -65,10 +76,12 @@ class EvaluationRequest(NamedTuple):
       received: bool; the clients after `receive` with the newest downlink, else as their training
         left them.
       splits: name of a clients' set -> bool, score it.
+      epochs: int32, those of `adapted`; None leaves it out of the program.
     """
 
-    received: Bool[HostNumber, ""]
+    received: Bool[HostNumber, ""] | bool
     splits: dict[str, Bool[HostNumber, ""]]
+    epochs: Int[HostNumber, ""] | int | None = None
 
 
 def received_where(
@@ -97,6 +110,47 @@ def received_where(
         return old if new is old else jnp.where(received, new, old)
 
     return jax.tree.map(choose, after, client)
+
+
+def adapted(
+    method: Method,
+    bucket: Bucket,
+    client: PyTree,
+    downlink: PyTree,
+    data: Data,
+    *,
+    root: Key[Array, ""],
+    round: Int[Array, ""],
+    info: ClientInfo,
+    epochs: Int[HostNumber, ""] | int,
+) -> PyTree:
+    """Returns the client's state after epochs of the method's training on its own samples.
+
+    Args:
+      method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
+        `client` has received the downlink, and `data` is the client's own.
+      epochs: passes of each training in client_update, traced; with 0, or without samples, the
+        client stays as it is.
+
+    Raises:
+      ValueError: the method's clients do not train by `fl.train` as `data` says. One line.
+    """
+    calls: list[str] = []
+
+    def trainer(epochs, training, loss, params, stats, data, key, num_classes, split):
+        calls.append(split)
+        chosen = {"num_classes": num_classes, "split": split, "epochs": epochs}
+        return train(training, loss, params, stats, data, key=key, **chosen)
+
+    ctx = client_context(Purpose.EVALUATION, root, round, info)._replace(adapts=True)
+    own = data._replace(round=round, trainer=jax.tree_util.Partial(trainer, epochs))
+    trained, _, _ = method.client_update(bucket, client, downlink, own, ctx)
+    if not calls:
+        raise ValueError(
+            f"scoring.adapt_epochs is set, and clients of {method.name} do not train by fl.train, "
+            "or with noise in their gradients; leave it out"
+        )
+    return select((epochs > 0) & (data.splits["train"].count > 0), trained, client)
 
 
 def score_splits(
@@ -154,23 +208,24 @@ def make_scored_state(
         receives the downlink.
 
     Returns:
-      (client, Participant, RunServer, the client's own data, round, received) -> (the method with
-      the run's settings, the client's state as an evaluation scores it, downlink); `received` is
-      that of `EvaluationRequest`, the others are those of a round.
+      (client, Participant, RunServer, the client's own data, round, EvaluationRequest) -> (the
+      method with the run's settings, the client's state as an evaluation scores it, downlink).
     """
 
-    def prepare(client, participant: Participant, server: RunServer, data: Data, round, received):
+    def prepare(client, participant: Participant, server: RunServer, data: Data, round, request):
         root, bound = jax.random.key(server.seed), method.at(server.settings)
         model = server.with_frozen(bucket)
         place = {"root": root, "round": round, "info": participant.info}
         downlink = send(bound, federation, bucket, channel, server=server.state, **place)
         if keeps:
             client = received_where(
-                bound, model, client, downlink, data, received=received, **place
+                bound, model, client, downlink, data, received=request.received, **place
             )
         else:
             client = any_state(bound, model, root, federation)
             client = receive(bound, model, client, downlink, data, **place)
+        if request.epochs is not None:
+            client = adapted(bound, model, client, downlink, data, epochs=request.epochs, **place)
         return bound, client, downlink
 
     return prepare
@@ -187,9 +242,8 @@ def received_state(
     prepare = make_scored_state(method, federation, bucket, channel, keeps=False)
 
     def run(participant: Participant, server: RunServer, data: Data, round):
-        return prepare(
-            (), participant, server, data=view(data, participant), round=round, received=True
-        )[1]
+        own, request = view(data, participant), EvaluationRequest(True, {})
+        return prepare((), participant, server, data=own, round=round, request=request)[1]
 
     return jax.jit(run)
 
@@ -227,7 +281,7 @@ def client_evaluation(
     ):
         data = view(data, participant)
         bound, client, downlink = prepare(
-            client, participant, server, data=data, round=round, received=request.received
+            client, participant, server, data=data, round=round, request=request
         )
         model = server.with_frozen(bucket)
         return score_splits(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of, with_frozen
@@ -41,6 +42,7 @@ class Federation:
       global_model: a model that only the server holds, as a bucket without clients; None for none.
       public: the public set; None for none. A simulation sets it from its data.
       task: the meaning of the outputs.
+      new: number of clients of each bucket that never train, see `with_new_clients`; () for none.
     """
 
     buckets: tuple[Bucket, ...]
@@ -49,6 +51,7 @@ class Federation:
     global_model: Bucket | None = None
     public: PublicSet | None = None
     task: Task = CLASSIFICATION
+    new: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         counts = [f"{len(self.members(bucket))} x {bucket.name}" for bucket in self.buckets]
@@ -66,6 +69,11 @@ class Federation:
         """Returns the client ids of a bucket, ascending."""
         index = self.buckets.index(bucket)
         return tuple(i for i, b in enumerate(self.assignment) if b == index)
+
+    def num_training(self, bucket: Bucket) -> int:
+        """Returns the number of a bucket's clients that ever train."""
+        new = self.new[self.buckets.index(bucket)] if self.new else 0
+        return len(self.members(bucket)) - new
 
     @property
     def shared(self) -> Bucket:
@@ -232,6 +240,26 @@ def with_frozen_variables(federation: Federation) -> Federation:
     """Draws frozen variables where weights lack them, see `bucket.with_frozen`."""
     buckets = tuple(map(with_frozen, federation.buckets))
     return dataclasses.replace(federation, buckets=buckets)
+
+
+def with_new_clients(federation: Federation, share: float) -> Federation:
+    """Returns the federation with a share of each bucket's clients, rounded so that they add up to
+    that share of all, that never train. Their numbers depend on no seed, and so does no program.
+
+    Raises:
+      ValueError: a bucket has no other clients. One line.
+    """
+    if not share:
+        return federation
+    sizes = [federation.num_training(bucket) for bucket in federation.buckets]
+    new = np.diff(np.floor(share * np.cumsum(sizes) + 0.5).astype(int), prepend=0).tolist()
+    for bucket, size, count in zip(federation.buckets, sizes, new):
+        if count == size:
+            raise ValueError(
+                f"new_clients is {share}, by which all clients of {bucket.name!r} ({size}) are new "
+                "and nobody trains it; take a smaller share, or more clients"
+            )
+    return dataclasses.replace(federation, new=tuple(new))
 
 
 def without_weights(federation: Federation) -> Federation:

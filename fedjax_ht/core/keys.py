@@ -77,6 +77,7 @@ class Purpose(enum.IntEnum):
     PRIVACY = 13
     DEVICES = 14
     AVAILABILITY = 15
+    NEW_CLIENTS = 16
 
 
 def round_key(

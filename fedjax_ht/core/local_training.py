@@ -173,6 +173,7 @@ def train(
     key: Key[Array, ""],
     num_classes: int,
     split: str = "train",
+    epochs: Counts | None = None,
 ) -> TrainingResult:
     """Trains one client on one of its splits.
 
@@ -186,6 +187,7 @@ def train(
       key: the key that the shuffles, the augmentation and the loss fold into.
       num_classes: rows of the class sums.
       split: key of `data.splits`.
+      epochs: passes over the split, which may be traced; None for those of the recipe.
 
     Returns:
       The result; of a client without samples params and stats are unchanged, and the loss is 0.
@@ -210,6 +212,8 @@ def train(
     shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
     black = getattr(data.preprocess, "black", 0.0)
     start, steps = _first_batch(training, data, per_epoch), num_steps(training, source.count)
+    if epochs is not None:
+        start, steps = 0, epochs * _steps_per_epoch(training, source.count)
 
     def loss_of(params, stats, batch, key):
         out = loss_fn(params, stats, batch, key)
@@ -239,8 +243,8 @@ def train(
 
     sums = _zero_sums(loss_fn, params, stats, data, source, size, loss_key, num_classes)
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
-    epochs = (start + steps + per_epoch - 1) // per_epoch
-    params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
+    passes = (start + steps + per_epoch - 1) // per_epoch
+    params, _, stats, total, sums = lax.fori_loop(0, passes, epoch, state)
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
 
 

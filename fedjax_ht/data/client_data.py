@@ -151,6 +151,23 @@ def with_public(data: FederationData) -> FederationData:
     return data._replace(buckets=buckets)
 
 
+def pooled_of(
+    data: FederationData, federation: Federation, clients: np.ndarray
+) -> dict[str, Split]:
+    """Returns `FederationData.pooled` of some clients, int [n], in arrays of the same length."""
+    pooled = {}
+    for name, split in data.pooled.items():
+        samples = []
+        for bucket in federation.buckets:
+            of_bucket = data.buckets[bucket.name].splits[name]
+            for row in np.flatnonzero(np.isin(federation.members(bucket), clients)):
+                own = take(of_bucket, row)
+                samples.append(own.indices[: own.count])
+        together = stack([mixed(np.concatenate(samples))], len(split.indices))
+        pooled[name] = take(together, 0)
+    return pooled
+
+
 _SPLITS = ("train", "val", "test")
 
 

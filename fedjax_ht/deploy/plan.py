@@ -132,11 +132,13 @@ def _check_simulated_fields(config: Config) -> None:
     for field, value, required in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
+        ("new_clients", config.new_clients, 0.0),
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
         ("scoring.state", state, "received" if state == "both" else state),
         ("scoring.auc", config.scoring.auc, False),
+        ("scoring.adapt_epochs", config.scoring.adapt_epochs or 0, 0),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),
         ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),

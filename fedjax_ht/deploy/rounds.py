@@ -391,7 +391,7 @@ def _try_round(
         devices_profile=Profile(available=lambda _: reachable),
         privacy=None,
     )
-    drawn = draw_cohort(options, num_clients, state)
+    drawn = draw_cohort(options, np.zeros(num_clients, bool), state)
     if server.groups is None:
         return drawn, train(server, state, drawn.ids.tolist())
     groups = groups_in_round(server, state, set(drawn.ids.tolist()))

@@ -307,9 +307,10 @@ def depthfl(
         stats, _ = holders_mean(server.model.stats, [(m.stats, w) for m, w in uploads])
         drift = server.drift
         if feddyn:
+            num_clients = sum(map(federation.num_training, federation.buckets))
 
             def moved(h, m, mean, w):
-                return h - alpha * m * (mean - w) / federation.num_clients
+                return h - alpha * m * (mean - w) / num_clients
 
             def stepped(m, mean, h):
                 return jnp.where(m > 0, mean - h / alpha, mean)

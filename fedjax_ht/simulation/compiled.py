@@ -203,7 +203,7 @@ def exchange(
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Trains a round's participants and returns their answers; the buffers of client states are
     donated. Arguments and results as of `round.Round.exchange`."""
-    cohort = draw_cohort(program.options, len(state.last_round), state)
+    cohort = draw_cohort(program.options, program.new, state)
     inputs = round_inputs(program, state)
     plans, states, schedules, data = {}, {}, {}, {}
     for name, clients in program.clients.items():
@@ -318,7 +318,8 @@ def evaluate(
       program: the parts of the simulation.
       state: the state to score; after k rounds the newest downlink is the one that round k, from 0,
         starts with.
-      only: ids of the clients to score; None for all.
+      only: ids of the clients to score; None for all. New ones among others are in
+        `Evaluation.new`.
     """
     ids = np.arange(program.federation.num_clients)
     if only is not None:
@@ -334,18 +335,21 @@ def evaluate(
             (state.server, program.pooled), program.placed.on_server
         )
     scores, pooled = fetch((scores, pooled))
+    groups = [group for group in (~program.new, program.new) if group[ids].any()]
     evaluations = []
     for of_request in scores:
-        scored = []
-        for (roster, layout), of_block in zip(layouts, of_request):
-            scored_ids, where = clients_of(roster, layout)
-            scored.append((scored_ids, take(of_block, where)))
-        evaluations.append(
-            evaluation(program.data.counts["train"], scored, pooled, program.federation.task)
-        )
-        pooled = None  # the server's model has one state
-    reported, *trained = evaluations
-    return reported._replace(trained=trained[0]) if trained else reported
+        for group in groups if not evaluations else groups[:1]:
+            scored = []
+            for (roster, layout), of_block in zip(layouts, of_request):
+                scored_ids, where = clients_of(roster, layout)
+                chosen = group[scored_ids]
+                scored.append((scored_ids[chosen], take(of_block, where[chosen])))
+            evaluations.append(
+                evaluation(program.data.counts["train"], scored, pooled, program.federation.task)
+            )
+            pooled = None  # the server's model has one state
+    further = dict(zip(("new", "trained")[2 - len(groups) :], evaluations[1:]))
+    return evaluations[0]._replace(**further)
 
 
 def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:

@@ -58,6 +58,7 @@ FIRST_STATE = ("init_client",)
 FIRST_SERVER = ("init_server",)
 STATE = ("init_server", "init_client", "broadcast", "receive")
 SCORES = (*STATE, "predict")
+ADAPTED = (*SCORES, "client_update")
 GLOBAL_SCORES = ("global_model",)
 # Attacks and privacy leave these as they are.
 UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
@@ -137,6 +138,7 @@ def make_engine(
         forget_engines()
     enable_compilation_cache()
     federation, auc = without_weights(federation), options.scoring.auc
+    adapts = options.scoring.adapt_epochs
     part = shared_parts(method, federation, options.attack, options.privacy)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     engine_method = part(fitting, ALL, options.robust)
@@ -159,7 +161,7 @@ def make_engine(
         buckets=buckets,
         # Only clients that keep nothing are scored where they train, and so by this size.
         train=part(training, ALL, *where, 0 if all(keeps) else batch_size),
-        score=part(scoring, SCORES, *where, batch_size, auc),
+        score=part(scoring, SCORES if adapts is None else ADAPTED, *where, batch_size, auc),
         first_server=part(first_server, FIRST_SERVER),
         serve=part(serving, ALL, options.robust, options.outlier_bound),
         score_global=part(

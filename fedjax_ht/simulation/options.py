@@ -17,6 +17,7 @@ from fedjax_ht.check.options import (
 )
 from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.selection import Reports, Selection, chosen
@@ -36,6 +37,8 @@ class SimulationOptions:
       participation: share of clients in a round; see `participants`.
       select: the choice of a round's participants by earlier reports, see
         `simulation.selection`; None draws them uniformly.
+      new_clients: share of the clients that never train: they are drawn by the seed, take part in
+        no round, count nowhere, and are scored apart, as they come (`Evaluation.new`).
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code); False from different ones.
@@ -62,12 +65,14 @@ class SimulationOptions:
     Raises:
       ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
         server sees, stands beside what changes or compares single uploads; or privacy beside a
-        profile by which some cannot take part, or beside a selection.
+        profile by which some cannot take part, or beside a selection; or new clients beside
+        privacy or scores of what training left.
     """
 
     seed: Seed = 0
     participation: Part = 1.0
     select: Selection | None = None
+    new_clients: Rest = 0.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -86,6 +91,11 @@ class SimulationOptions:
     def __post_init__(self):
         check_fields(self)
         check_fields(self.attack, "attack.")
+        if self.new_clients and (self.privacy is not None or self.scoring.state == "trained"):
+            raise ValueError(
+                f"new_clients is {self.new_clients}, for scores of clients that never train; leave "
+                "out privacy, which counts draws of all, and scoring.state 'trained'"
+            )
         if self.privacy is not None and self.privacy.unit == "client":
             for field in ("uplink", "robust"):
                 if getattr(self, field):
@@ -112,15 +122,28 @@ class SimulationOptions:
         return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
-        """Returns the number of a round's participants: the share, rounded to the nearest integer
-        (halves up), at least one."""
-        return max(1, int(np.floor(self.participation * num_clients + 0.5)))
+        """Returns the number of a round's participants: the share of those that train, rounded to
+        the nearest integer (halves up), at least one."""
+        training = num_clients - int(np.floor(self.new_clients * num_clients + 0.5))
+        return max(1, int(np.floor(self.participation * training + 0.5)))
 
     def reachable(self, num_clients: int, round: int) -> np.ndarray:
         """Returns the clients that can be reached in a round, bool [num_clients]."""
         if self.devices_profile is None:
             return np.ones(num_clients, bool)
         return self.devices_profile.reachable(num_clients, round)
+
+
+def draw_new_clients(seed: int, federation: Federation) -> np.ndarray:
+    """Draws the clients that never train, of each bucket as many as `Federation.new` says, bool
+    [num_clients]."""
+    new, generator = (
+        np.zeros(federation.num_clients, bool),
+        host_generator(seed, Purpose.NEW_CLIENTS, 0),
+    )
+    for bucket, count in zip(federation.buckets, federation.new):
+        new[generator.permutation(federation.members(bucket))[:count]] = True
+    return new
 
 
 def choose_participants(

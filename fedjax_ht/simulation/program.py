@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from fedjax_ht.core.batches import forward_batch
 from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.contract import require_public_set
 from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
-from fedjax_ht.core.federation import Federation, with_frozen_variables
+from fedjax_ht.core.federation import Federation, with_frozen_variables, with_new_clients
 from fedjax_ht.core.function_keys import checksum_of, sum_of_arrays
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
@@ -21,10 +21,10 @@ from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.data.client_data import FederationData, with_public
+from fedjax_ht.data.client_data import FederationData, pooled_of, with_public
 from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import BucketPrograms, Engine, make_engine
-from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.options import SimulationOptions, draw_new_clients
 from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server
 
@@ -138,6 +138,7 @@ class Program(NamedTuple):
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
+      new: bool [num_clients], the clients that never train, see `SimulationOptions.new_clients`.
       in_evaluation: the requests that score clients in an evaluation, one for each scored state,
         the reported one first.
       server: the server, as a round serves it.
@@ -159,6 +160,7 @@ class Program(NamedTuple):
     clients: dict[str, Clients]
     after_training: EvaluationRequest
     nothing: EvaluationRequest
+    new: np.ndarray
     in_evaluation: tuple[EvaluationRequest, ...]
     server: Server
     pooled: dict[str, Split]
@@ -191,6 +193,10 @@ def bind(
     _require_classes(options, federation)
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
+    federation = with_new_clients(federation, options.new_clients)
+    new = draw_new_clients(options.seed, federation)
+    if new.any():
+        data = data._replace(pooled=pooled_of(data, federation, np.flatnonzero(~new)))
     mesh = client_mesh(options.devices)
     batch_size = evaluation_batch(federation, options, data)
     engine = make_engine(method, federation, options, mesh=mesh, batch_size=batch_size)
@@ -216,11 +222,12 @@ def bind(
         clients[name] = Clients(rosters[name], of_bucket, programs)
     splits = _scored_splits(data, options)
 
-    def request(received, scored):
-        return spread(
-            mesh, EvaluationRequest(np.bool_(received), {s: np.bool_(s in scored) for s in splits})
-        )
+    def request(received, scored, epochs=None):
+        chosen: dict[str, Any] = {s: np.bool_(s in scored) for s in splits}
+        return spread(mesh, EvaluationRequest(np.bool_(received), chosen, epochs))
 
+    epochs = options.scoring.adapt_epochs and np.int32(options.scoring.adapt_epochs)
+    states = RECEIVED[options.scoring.state]
     return Program(
         engine=engine,
         federation=federation,
@@ -235,7 +242,8 @@ def bind(
         clients=clients,
         after_training=request(False, ("test",)),
         nothing=request(False, ()),
-        in_evaluation=tuple(request(it, splits) for it in RECEIVED[options.scoring.state]),
+        new=new,
+        in_evaluation=tuple(request(it, splits, epochs if it else None) for it in states),
         server=server,
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),

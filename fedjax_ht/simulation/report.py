@@ -107,6 +107,7 @@ class Evaluation(NamedTuple):
       global_auc: the AUC of the server's model; None without one, and where it was not asked for.
       measured: metrics of a task other than classification, of which nothing above but `counts` is
         known; None for classification.
+      new: the evaluation of the clients that never train; None without any.
       trained: the evaluation of the clients as their training left them, without the server's
         model; None unless both states are scored.
     """
@@ -119,6 +120,7 @@ class Evaluation(NamedTuple):
     global_by_class: np.ndarray | None = None
     global_auc: float | None = None
     measured: "Measured | None" = None
+    new: "Evaluation | None" = None
     trained: "Evaluation | None" = None
 
 

@@ -11,7 +11,7 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiler_options
-from fedjax_ht.core.evaluation import make_scored_state
+from fedjax_ht.core.evaluation import EvaluationRequest, make_scored_state
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant, RunServer, view
 from fedjax_ht.core.samples import Data, Split
@@ -161,9 +161,10 @@ def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
 
     def run(client, participant: Participant, server: RunServer, data: Data, shown: Data, round):
         of_client = view(data, participant)
-        received = options.scoring.state != "trained"
+        scoring = options.scoring
+        request = EvaluationRequest(scoring.state != "trained", {}, scoring.adapt_epochs)
         bound, client, downlink = prepare(
-            client, participant, server, data=of_client, round=round, received=received
+            client, participant, server, data=of_client, round=round, request=request
         )
         order, model = shown.splits["shown"], server.with_frozen(bucket)
 

@@ -74,13 +74,15 @@ class Round(NamedTuple):
     ] = ()
 
 
-def draw_cohort(options: SimulationOptions, num_clients: int, state: SimulationState) -> Cohort:
-    """Draws a round's participants: a pure function of seed and state, so that a resumed run draws
-    the same."""
-    reachable = free = options.reachable(num_clients, state.round)
+def draw_cohort(options: SimulationOptions, new: np.ndarray, state: SimulationState) -> Cohort:
+    """Draws a round's participants, none of the clients `new`, bool [num_clients]: a pure function
+    of seed and state, so that a resumed run draws the same."""
+    num_clients = len(new)
+    reachable = options.reachable(num_clients, state.round)
+    free = reachable & ~new
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
-        free = reachable & ~state.waiting.unfinished
+        free &= ~state.waiting.unfinished
     ids, dropped = choose_participants(options, num_clients, state.round, free, state.reports)
     return Cohort(ids, dropped, reachable)
 

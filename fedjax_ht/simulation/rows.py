@@ -23,6 +23,14 @@ Runs = Sequence[History]
 TRAINED = "trained_"
 """Prefix of the columns of clients as their training left them, where both states are scored."""
 
+NEW = "new_"
+"""Prefix of the columns of clients that never train, where there are some."""
+
+
+def unprefixed(column: str) -> str:
+    """Returns the name of a clients' column without `TRAINED` or `NEW`."""
+    return column.removeprefix(TRAINED).removeprefix(NEW)
+
 
 def evaluated(history: History) -> list[Row]:
     """Returns the rows of a run that hold an evaluation."""
@@ -68,7 +76,8 @@ def evaluation_row(
       for which it is defined, as METRIC_pooled of all samples together, and with the prefix of
       other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and client_samples,
       and global_METRIC_head with a global model. Where both states are scored, the clients' columns
-      again of clients as their training left them, each with `TRAINED` before its name.
+      again of clients as their training left them, each with `TRAINED` before its name; and of
+      clients that never train, which no other column counts, with `NEW`.
     """
     row: Row = {}
     reported = rules[0]
@@ -82,9 +91,10 @@ def evaluation_row(
         row[f"{prefix}accuracy_weighted"] = summary.weighted
         if split == "test":
             row |= _test_columns(evaluation, summary, rules, only)
-    if evaluation.trained is not None:
-        of_trained = evaluation_row(evaluation.trained, rules, only)
-        row |= {f"{TRAINED}{name}": value for name, value in of_trained.items()}
+    for prefix, part in ((TRAINED, evaluation.trained), (NEW, evaluation.new)):
+        if part is not None:
+            columns = evaluation_row(part, rules, only)
+            row |= {f"{prefix}{name}": value for name, value in columns.items()}
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     if evaluation.global_by_class is not None:

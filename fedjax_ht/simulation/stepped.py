@@ -115,7 +115,7 @@ def exchange(
 ) -> tuple[SimulationState, dict[str, Answers]]:
     """Plays the participants one after another; nobody is scored, and no state changes. Arguments
     and results as of `round.Round.exchange`."""
-    cohort = draw_cohort(program.options, program.federation.num_clients, state)
+    cohort = draw_cohort(program.options, program.new, state)
     # One transfer to the host for all clients that are played.
     state = state._replace(server=jax.device_get(state.server))
     answers = {}

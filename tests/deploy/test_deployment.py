@@ -381,10 +381,12 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
         ({"scoring.state": "both"}, "scoring.state is 'both'; a deployment, whose clients are"),
         ({"trials": 2}, "trials is 2; a deployment, whose clients are real, needs 1"),
         ({"drop_rate": 0.5}, "drop_rate is 0.5"),
+        ({"scoring.adapt_epochs": 5}, "scoring.adapt_epochs is 5; a deployment"),
+        ({"new_clients": 0.2}, "new_clients is 0.2; a deployment"),
         ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
         ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
     ],
-    ids=["auc", "both states", "trials", "drops", "devices", "moments"],
+    ids=["auc", "both states", "trials", "drops", "tuning", "new", "devices", "moments"],
 )
 def test_fields_of_simulations_are_refused(change, message):
     config = small_config()

@@ -14,7 +14,7 @@ from fedjax_ht.lab.files import atomic_open, csv_text, named, plain_open
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.simulation.history import merged
-from fedjax_ht.simulation.rows import TRAINED, Row, Runs, score_of
+from fedjax_ht.simulation.rows import Row, Runs, score_of, unprefixed
 
 LISTS = (
     "clients",
@@ -25,7 +25,7 @@ LISTS = (
     "client_class_counts",
     "client_auc",
 )
-"""Columns of metrics.jsonl with a value a client or a class, also behind the prefix `TRAINED`."""
+"""Columns of metrics.jsonl with a value a client or a class, also behind a prefix of `rows`."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv", "classes.csv")
 CLASS_COLUMNS = ("round", "trial", "client", "class", "samples", "correct")
 """Columns of classes.csv."""
@@ -136,7 +136,7 @@ def _wrong_column(row: Any) -> str:
         if name not in row:
             return f"it has no {name}"
     for name, value in row.items():
-        column = name.removeprefix(TRAINED)
+        column = unprefixed(name)
         if column in _COUNTS:
             right = _is_number(value) and isinstance(value, int) and 0 <= value < 2**31
         elif column == "score":  # the name of another column, of a task
@@ -179,7 +179,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     columns = {}
     for row in rows:
         columns |= dict.fromkeys(row)
-    return [name for name in columns if name.removeprefix(TRAINED) not in LISTS]
+    return [name for name in columns if unprefixed(name) not in LISTS]
 
 
 def _texts(

@@ -9,7 +9,7 @@ import flax.linen as nn
 
 from fedjax_ht.check.options import MAX_SEED, Rest, check_value, checked
 from fedjax_ht.core.contract import lacks_public_set, require_public_set, require_server_statistics
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, with_new_clients
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import with_standard_numerics
@@ -255,6 +255,11 @@ def check_together(config: Config) -> None:
         raise ValueError(
             f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
         )
+    if sample is not None and config.new_clients:
+        raise ValueError(
+            f"evaluate.sample is {sample}, and new_clients {config.new_clients}; all clients are "
+            "scored then: leave one of them out"
+        )
 
 
 def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
@@ -358,6 +363,7 @@ def make_federations(
         method, federation = run.method, federations[label]
         require_public_set(method, federation)
         require_server_statistics(method, federation)
+        with_new_clients(federation, run.options.new_clients)  # checks its share
         private(method, run.options.privacy).check(federation)
         if run.options.devices_profile is not None:
             run.options.devices_profile.check(method, config.partition.num_clients)

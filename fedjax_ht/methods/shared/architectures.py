@@ -41,11 +41,9 @@ def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Buc
 
 
 def sizes_of(federation: Federation, part: Part = whole_model) -> list[int]:
-    """Counts the clients of each group of `groups_of`."""
-    sizes = []
-    for group in groups_of(federation, part):
-        sizes.append(sum(len(federation.members(bucket)) for bucket in group))
-    return sizes
+    """Counts the clients of each group of `groups_of`, without those that never train."""
+    groups = groups_of(federation, part)
+    return [sum(map(federation.num_training, group)) for group in groups]
 
 
 def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model) -> list[PyTree]:

@@ -227,7 +227,8 @@ def one_shot(
             )
             models.append(take_head(model, head_of(total)))
         new = heard.sum() - server.heard.sum()
-        return Server(models, moments, heard), {"heard": heard.mean(), "new": new}
+        clients = sum(map(federation.num_training, federation.buckets))
+        return Server(models, moments, heard), {"heard": heard.sum() / clients, "new": new}
 
     def warn(metrics):
         if metrics["heard"] < 1 or metrics["new"]:
