@@ -47,6 +47,8 @@ from .core.method import varied as varied
 from .core.recipes import by_architecture as by_architecture
 from .core.samples import Data as Data
 from .core.samples import Split as Split
+from .core.task import Task as Task
+from .core.task import check_task as check_task
 from .core.trees import select as select
 from .core.wire import FIRST_ROWS as FIRST_ROWS
 from .core.wire import Masked as Masked

@@ -8,7 +8,7 @@ clients.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Task:
       predictions: (outputs [B, O]) -> predictions in the targets' unit.
       sums: (outputs, targets, mask) -> {name: sums over the samples}; None for classification.
       metrics: (those sums as NumPy, with any axes of clients in front, numbers of samples) ->
-        {name: float64 with these axes}, the score first; NaN where it is not defined.
+        {name: float64 with these axes}, the score among them; NaN where it is not defined.
       score: the name of the score, "accuracy" in classification.
       better: the better end of the score.
     """
@@ -172,4 +172,69 @@ def multi_label(num_labels: int) -> Task:
         sums=sums,
         metrics=metrics,
         score="micro_f1",
+    )
+
+
+def check_task(task: Task, targets: Any, num_outputs: int) -> None:
+    """Checks a task of your own on some targets and random outputs.
+
+    The loss must be finite and leave masked samples out, sums must add over batches, and the score
+    must get better where outputs descend on the loss. The divergence must be least between equal
+    outputs.
+
+    Args:
+      task: the task.
+      targets: [N, ...], at least four samples' targets, not all equal.
+      num_outputs: O, outputs of a model.
+
+    Raises:
+      ValueError: the first fault that is found. One line.
+
+    Example:
+      >>> task = fl.regression_dataset("line", np.eye(6), np.arange(6)).task
+      >>> fl.check_task(task, np.arange(6, dtype=np.float32)[:, None], 1)
+    """
+
+    def require(holds: Any, fault: str) -> None:
+        if not holds:
+            raise ValueError(f"task {task.name!r}: {fault}")
+
+    sums_of, values_of = task.sums, task.metrics
+    if sums_of is None or values_of is None:
+        raise ValueError(f"task {task.name!r}: it has no sums or no metrics, so nothing scores it")
+    targets, count = jnp.asarray(targets), len(targets)
+    outputs = jax.random.normal(jax.random.key(0), (count, num_outputs))
+    everyone, first = jnp.ones(count, bool), jnp.arange(count) < count // 2
+    slope_of = jax.jit(jax.value_and_grad(task.loss))
+    loss, slope = slope_of(outputs, targets, first)
+    require(np.isfinite(loss), f"the loss is {loss} of outputs within +-{jnp.abs(outputs).max():g}")
+    require(not slope[~first].any(), "the loss depends on samples that are masked")
+
+    def metrics_of(outputs: jax.Array) -> dict[str, np.ndarray]:
+        sums = [sums_of(outputs, targets, mask) for mask in (first, ~first, everyone)]
+        added = jax.tree.map(jnp.add, *sums[:2])
+        agree = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-4, atol=1e-5), added, sums[2])
+        require(all(jax.tree.leaves(agree)), "sums over two halves do not add to that of all")
+        stacked = jax.tree.map(lambda *x: np.stack(x), *sums[1:])
+        return values_of(stacked, np.array([count - count // 2, count]))
+
+    before = metrics_of(outputs)
+    require(task.score in before, f"the score is {task.score!r}; metrics are {', '.join(before)}")
+    for name, values in before.items():
+        require(np.shape(values) == (2,), f"{name} of two clients has shape {np.shape(values)}")
+    step = optax.adam(0.1)
+    fitted: Any = outputs
+    moments = step.init(fitted)
+    for _ in range(100):
+        updates, moments = step.update(slope_of(fitted, targets, everyone)[1], moments)
+        fitted = optax.apply_updates(fitted, updates)
+    old, new = before[task.score][1], metrics_of(fitted)[task.score][1]
+    gain = new - old if task.better == "higher" else old - new
+    require(
+        gain > 0, f"{task.score} goes from {old:g} to {new:g} where outputs descend on the loss"
+    )
+    apart = [float(task.divergence(outputs, x, everyone)) for x in (outputs, fitted)]
+    require(
+        apart[0] < apart[1],
+        "the divergence of equal outputs is {:g}, of others {:g}".format(*apart),
     )

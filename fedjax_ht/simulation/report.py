@@ -128,12 +128,13 @@ class Measured(NamedTuple):
     """The metrics of a task other than classification, see `core.task`.
 
     Attributes:
-      better: the better end of the score, which is the first metric.
+      score, better: the metric that is the score, and its better end.
       clients: split -> rule -> metric -> float64 [num_clients], NaN where it is not defined.
       pooled: split -> rule -> metric -> of the samples of all these clients together.
       server: rule -> metric -> of the server's own model on all test samples.
     """
 
+    score: str
     better: str
     clients: dict[str, dict[str, dict[str, np.ndarray]]]
     pooled: dict[str, dict[str, dict[str, float]]]
@@ -287,7 +288,7 @@ def _measured(
                 row = np.full(len(number), np.nan)
                 row[ids] = np.where(number[ids] > 0, values, np.nan)
                 clients[split][rule][name] = row
-    return Measured(task.better, clients, pooled, server)
+    return Measured(task.score, task.better, clients, pooled, server)
 
 
 def _with_global(evaluation: Evaluation, pooled: Scores) -> Evaluation:

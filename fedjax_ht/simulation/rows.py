@@ -71,7 +71,7 @@ def evaluation_row(
       accuracy_samples (test samples per client, of which `clients` are shares),
       client_class_counts (per client {class: [test samples, those classified correctly]} of the
       classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
-      client_ids. Of another task than classification: "score" (the name of its first metric),
+      client_ids. Of another task than classification: "score" (its name),
       "better" ("higher" or "lower"), each metric by the reported rule as the mean over the clients
       for which it is defined, as METRIC_pooled of all samples together, and with the prefix of
       other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and client_samples,
@@ -147,7 +147,8 @@ def _measured_columns(
             row[f"{prefix}{name}"] = _mean_of(values)
             row[f"{prefix}{name}_pooled"] = measured.pooled[split][rules[0]][name]
     by_rule = measured.clients["test"]
-    score, clients = next(iter(by_rule[rules[0]].items()))
+    score = measured.score
+    clients = by_rule[rules[0]][score]
     sign = -1 if measured.better == "lower" else 1
     summary = summarise(sign * clients, ~np.isnan(clients))
     row |= {"score": score, "better": measured.better}

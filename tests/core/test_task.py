@@ -1,11 +1,13 @@
 """Tasks: losses and metrics against NumPy, sums that add, and their edges."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.task import CLASSIFICATION, multi_label, regression
+from fedjax_ht.core.task import CLASSIFICATION, check_task, multi_label, regression
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from tests.reference import task_metrics
 
@@ -96,3 +98,40 @@ def test_divergences():
         np.testing.assert_allclose(task.divergence(teacher, outputs, mask), value, rtol=1e-5)
         assert abs(task.divergence(teacher, teacher, mask)) < 1e-7
     assert CLASSIFICATION.divergence is kl_divergence
+
+
+NUMBERS = RNG.normal(size=(10, 2)).astype(np.float32)
+LINE = regression((0.0, 0.0), (1.0, 1.0))
+
+
+def test_the_librarys_tasks_are_tasks():
+    check_task(LINE, NUMBERS, 2)
+    check_task(multi_label(2), (NUMBERS > 0).astype(np.int8), 2)
+
+
+def of_all(outputs, targets, mask):
+    """Does not leave masked samples out."""
+    return jnp.mean((outputs - targets) ** 2)
+
+
+def means(outputs, targets, mask):
+    """Means, which do not add."""
+    return jax.tree.map(lambda x: x / mask.sum(), LINE.sums(outputs, targets, mask))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"sums": None}, "it has no sums or no metrics"),
+        ({"loss": lambda *x: LINE.loss(*x) * jnp.inf}, "the loss is inf of outputs within"),
+        ({"loss": of_all}, "the loss depends on samples that are masked"),
+        ({"sums": means}, "sums over two halves do not add to that of all"),
+        ({"score": "mse"}, "the score is 'mse'; metrics are rmse, mae, r2"),
+        ({"metrics": lambda sums, count: {"rmse": 1.0}}, r"rmse of two clients has shape \(\)"),
+        ({"better": "higher"}, "rmse goes from .* where outputs descend on the loss"),
+        ({"divergence": lambda *x: -LINE.divergence(*x)}, "the divergence of equal outputs is"),
+    ],
+)
+def test_a_faulty_task_is_one_line(change, fault):
+    with pytest.raises(ValueError, match=f"^task 'regression': {fault}"):
+        check_task(dataclasses.replace(LINE, **change), NUMBERS, 2)

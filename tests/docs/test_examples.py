@@ -44,9 +44,9 @@ def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
 
 
 def test_the_page_on_tasks_runs(capsys):
-    (code,) = blocks("tasks.md")
-    execute(code)
-    assert "lg_fedavg: rmse" in capsys.readouterr().out
+    execute(*blocks("tasks.md"))
+    printed = capsys.readouterr().out
+    assert "lg_fedavg: rmse" in printed and "1 outputs, visits" in printed
 
 
 def test_the_page_on_one_shot_heads_runs(capsys):
