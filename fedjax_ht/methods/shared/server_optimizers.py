@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import NonNegative, Positive, Rest, SearchRange, checked, options_of
 from fedjax_ht.core.method import Method, View, around
@@ -65,19 +64,18 @@ def adaptive(
     square: Callable[[jax.Array, jax.Array], jax.Array],
     *,
     rate: float,
-    b1: float,
-    b2: float,
     tau: float,
     v0: float | None,
-    bias_correction: bool,
+    b1: float = 0.0,
+    corrected: tuple[float, float] = (0.0, 0.0),
 ) -> optax.GradientTransformation:
     """Makes an adaptive optimiser of the module's docstring.
 
     Args:
       square: (v, D^2) -> the new v.
-      rate, b1, b2, tau: numbers of the module's docstring; b2 serves the correction alone.
+      rate, tau, b1: numbers of the module's docstring.
       v0: first v; None takes tau^2.
-      bias_correction: True divides m by 1 - b1^t and v by 1 - b2^t.
+      corrected: shares that m and v keep, for their correction by 1 - b^t; 0 corrects nothing.
     """
     first = tau**2 if v0 is None else v0
 
@@ -89,9 +87,7 @@ def adaptive(
         steps = state.steps + 1
         mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
         squares = jax.tree.map(lambda v, g: square(v, g**2), state.square, updates)
-        seen_mean, seen_square = 1.0, 1.0  # shares of m and v that are of rounds so far
-        if bias_correction:
-            seen_mean, seen_square = 1 - b1**steps, 1 - b2**steps
+        seen_mean, seen_square = (1 - b**steps if b else 1.0 for b in corrected)
 
         def step(m, v):
             return -rate * (m / seen_mean) / (jnp.sqrt(v / seen_square) + tau)
@@ -125,70 +121,44 @@ def fedadagrad(
       server_tau: tau, added to the root of v.
       server_v0: first v; None takes the square of server_tau.
     """
-    return adaptive(
-        jnp.add, rate=server_lr, b1=0.0, b2=0.0, tau=server_tau, v0=server_v0, bias_correction=False
-    )
+    return adaptive(jnp.add, rate=server_lr, tau=server_tau, v0=server_v0)
 
 
-@checked
-def fedadam(
-    *,
-    server_lr: Rate = 0.1,
-    server_b1: Rest = 0.9,
-    server_b2: Rest = 0.99,
-    server_tau: Floor = 1e-3,
-    server_v0: NonNegative | None = None,
-    bias_correction: bool = False,
-) -> optax.GradientTransformation:
-    """Makes FedAdam's optimiser.
+def _with_moments(
+    name: str, square: Callable[[float, jax.Array, jax.Array], jax.Array]
+) -> Callable[..., optax.GradientTransformation]:
+    """Makes the factory of an optimiser with (b2, v, D^2) -> the new v."""
 
-    Args:
-      server_lr: eta, the server's step size.
-      server_b1, server_b2: shares of m and v that the server keeps.
-      server_tau: tau, added to the root of v.
-      server_v0: first v; None takes the square of server_tau.
-      bias_correction: True corrects m and v for their first rounds, as the authors' code does.
-    """
+    def make(
+        *,
+        server_lr: Rate = 0.1,
+        server_b1: Rest = 0.9,
+        server_b2: Rest = 0.99,
+        server_tau: Floor = 1e-3,
+        server_v0: NonNegative | None = None,
+        bias_correction: bool = False,
+    ) -> optax.GradientTransformation:
+        """Makes an optimiser with means of D and of its square.
 
-    def square(v, d2):
-        return server_b2 * v + (1 - server_b2) * d2
+        Args:
+          server_lr: eta, the server's step size.
+          server_b1, server_b2: shares of m and v that the server keeps.
+          server_tau: tau, added to the root of v.
+          server_v0: first v; None takes the square of server_tau.
+          bias_correction: True corrects m and v for their first rounds, as the authors' code does.
+        """
+        corrected = (server_b1, server_b2) if bias_correction else (0.0, 0.0)
+        new = functools.partial(square, server_b2)
+        return adaptive(
+            new, rate=server_lr, b1=server_b1, tau=server_tau, v0=server_v0, corrected=corrected
+        )
 
-    return adaptive(
-        square,
-        rate=server_lr,
-        b1=server_b1,
-        b2=server_b2,
-        tau=server_tau,
-        v0=server_v0,
-        bias_correction=bias_correction,
-    )
+    make.__name__ = make.__qualname__ = name
+    return checked(make)
 
 
-@checked
-@documented_by(fedadam)
-def fedyogi(
-    *,
-    server_lr: Rate = 0.1,
-    server_b1: Rest = 0.9,
-    server_b2: Rest = 0.99,
-    server_tau: Floor = 1e-3,
-    server_v0: NonNegative | None = None,
-    bias_correction: bool = False,
-) -> optax.GradientTransformation:
-    """Makes FedYogi's optimiser; options as of `fedadam`."""
-
-    def square(v, d2):
-        return v - (1 - server_b2) * d2 * jnp.sign(v - d2)
-
-    return adaptive(
-        square,
-        rate=server_lr,
-        b1=server_b1,
-        b2=server_b2,
-        tau=server_tau,
-        v0=server_v0,
-        bias_correction=bias_correction,
-    )
+fedadam = _with_moments("fedadam", lambda b2, v, d2: b2 * v + (1 - b2) * d2)
+fedyogi = _with_moments("fedyogi", lambda b2, v, d2: v - (1 - b2) * d2 * jnp.sign(v - d2))
 
 
 FACTORIES: dict[str, Callable[..., optax.GradientTransformation]] = {
