@@ -38,7 +38,8 @@ COMMANDS = {
     ),
     "sweep": Command("fedjax_ht.lab.runs.sweep", "search a method's settings on validation sets"),
     "evaluate": Command(
-        "fedjax_ht.lab.runs.evaluate", "score one client's trained model, or export it"
+        "fedjax_ht.lab.runs.evaluate",
+        "score one client's trained model, or export it; or tuned clients",
     ),
     "report": Command(
         "fedjax_ht.lab.runs.report",

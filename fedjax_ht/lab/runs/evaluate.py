@@ -1,9 +1,12 @@
-"""Loads one client's trained model from a run, and evaluates or exports it.
+"""Loads one client's trained model from a run, and evaluates or exports it; or scores all clients
+after epochs of their own training.
 
 fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3
 [--export=client3.safetensors]
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --adapt_epochs=0,1,2,5
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,12 +25,14 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
 from fedjax_ht.lab.report.rows import Score
 from fedjax_ht.lab.runs.folder import check_identity, identity_of, read_folder
+from fedjax_ht.lab.runs.method import evaluated_clients
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.safe.torch_files import save_safetensors
 from fedjax_ht.lab.weights.start import state_dict
 from fedjax_ht.methods.shared.adapters import plain_model
+from fedjax_ht.simulation.rows import Row, evaluation_row, merit, score_of
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
@@ -36,6 +41,9 @@ _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "The id of a client.")
 _METHOD = flags.DEFINE_string("method", None, "The label of an entry; by default of the first.")
 _TRIAL = flags.DEFINE_integer("trial", 0, "The number of a trial, from 0.")
+_ADAPT = flags.DEFINE_list(
+    "adapt_epochs", [], "Numbers of epochs of clients' own training before their scores: 0,1,2,5."
+)
 _EXPORT = flags.DEFINE_string(
     "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
 )
@@ -178,16 +186,60 @@ def print_scores(loaded: LoadedRun, client: int) -> None:
                 print(f"  {split} {score.name} by {rule}: {value} of {count} {kind_of(dataset)}")
 
 
+def adapted_rows(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> list[Row]:
+    """Returns, for each number of epochs, the columns of an evaluation after so many epochs of the
+    clients' own training, see `Scoring.adapt_epochs`."""
+    run, rows = loaded.run, []
+    # clients whose states are stored for another score have them here, too
+    state = "received" if run.options.scoring.state == "received" else "both"
+    only = evaluated_clients(run.config)
+    for count in epochs:
+        scoring = dataclasses.replace(run.options.scoring, state=state, adapt_epochs=count or None)
+        options = dataclasses.replace(run.options, scoring=scoring)
+        made = simulate(run._replace(options=options), trial, beside=loaded.simulation)
+        rows.append(evaluation_row(made.evaluate(loaded.state, only), made.rules, only))
+    return rows
+
+
+def print_curve(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> None:
+    """Prints scores by epochs of tuning, and those of the number that validation sets choose."""
+    rows = adapted_rows(loaded, epochs, trial)
+    key = score_of(rows[0])
+    score = Score(key)
+    columns = [x for x in (key, f"val_{key}", f"new_{key}", f"new_val_{key}") if x in rows[0]]
+    print(f"{loaded.run.label} after {loaded.state.round} rounds")
+    print(f"| epochs | {' | '.join(f'{column}{score.unit}' for column in columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for count, row in zip(epochs, rows):
+        print(f"| {count} | {' | '.join(score.text(row[column]) for column in columns)} |")
+    for prefix in ("", "new_"):
+        if f"{prefix}val_{key}" in columns:
+            merits = [merit(row, f"{prefix}val_{key}") for row in rows]
+            best = int(np.argmax(merits))
+            value = f"{score.text(rows[best][prefix + key])}{score.unit}"
+            print(f"{epochs[best]} epochs have the best {prefix}val_{key}: {prefix}{key} {value}")
+    if f"val_{key}" not in columns:
+        print("clients have no validation sets to choose a number by; the best one here is biased")
+
+
 def main(_) -> None:
-    if _WORKDIR.value is None or _CLIENT.value is None:
+    if _WORKDIR.value is None or (_CLIENT.value is None and not _ADAPT.value):
         raise ValueError(
-            "give --workdir and --client; for example "
+            "give --workdir, and --client or --adapt_epochs; for example "
             "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
+        )
+    if not all(text.isascii() and text.isdecimal() for text in _ADAPT.value):
+        raise ValueError(
+            f"adapt_epochs is {','.join(_ADAPT.value)!r}; it must be numbers, such as 0,1,2,5,10"
         )
     enable_compilation_cache()
     if _EXPORT.value:
         check_export(_EXPORT.value)
     loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
+    if _ADAPT.value:
+        print_curve(loaded, list(map(int, _ADAPT.value)), _TRIAL.value)
+    if _CLIENT.value is None:
+        return
     state = client_state(loaded, _CLIENT.value)
     print_scores(loaded, _CLIENT.value)
     if _EXPORT.value:

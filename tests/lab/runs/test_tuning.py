@@ -1,0 +1,43 @@
+"""Scores of a run's clients by epochs of their own training."""
+
+import json
+
+import pytest
+
+from tests.runs import metrics
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_config, run_module, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    fields = ("new_clients=0.25", "scoring.adapt_epochs=2", "partition.options.val_share=0.2")
+    given = [f"--config.{field}" for field in fields]
+    run_module("run", f"--config={tiny_config}", f"--workdir={folder}", *given).check_returncode()
+    return folder
+
+
+def test_a_run_has_columns_of_new_clients(folder):
+    for row in metrics(folder, "local"):
+        assert sum(x is not None for x in row["new_clients"]) == 1
+        assert sum(x is not None for x in row["clients"]) == 3
+    assert json.loads((folder / "config.json").read_text())["new_clients"] == 0.25
+
+
+def test_curve(folder, run_module):
+    """The number of epochs of the run itself has its last row's scores."""
+    done = run_module("evaluate", f"--workdir={folder}", "--method=local", "--adapt_epochs=0,2")
+    assert done.returncode == 0, done.stderr
+    title, head, _, none, two, *chosen = done.stdout.splitlines()
+    assert title == "local after 3 rounds"
+    names = ("accuracy", "val_accuracy", "new_accuracy", "new_val_accuracy")
+    assert head == f"| epochs | {' | '.join(f'{name} %' for name in names)} |"
+    last = metrics(folder, "local")[-1]
+    assert two == f"| 2 | {' | '.join(f'{100 * last[name]:.2f}' for name in names)} |"
+    assert none.startswith("| 0 | ") and none[4:] != two[4:]
+    assert len(chosen) == 2 and "have the best val_accuracy: accuracy" in chosen[0]
+
+
+@pytest.mark.parametrize("text", ["1,two", "-1", "0.5"])
+def test_wrong_numbers(folder, run_module, text):
+    done = run_module("evaluate", f"--workdir={folder}", f"--adapt_epochs={text}")
+    assert done.returncode == 2 and f"adapt_epochs is '{text}'" in done.stderr
