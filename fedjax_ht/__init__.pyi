@@ -99,6 +99,7 @@ from .methods.fd import fd as fd
 from .methods.fedala import fedala as fedala
 from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
+from .methods.fedbabu import fedbabu as fedbabu
 from .methods.fedbn import fedbn as fedbn
 from .methods.fedbuff import fedbuff as fedbuff
 from .methods.fedcgs import fedcgs as fedcgs

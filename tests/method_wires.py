@@ -111,6 +111,12 @@ def model_size(i: int) -> int:
 model_wire = both_ways(model_size)  # the whole model of either architecture
 
 
+def fedbabu_wire(participants, arrived, earlier) -> Sent:
+    """Extractors up, models down."""
+    up = sum(model_size(i) - HEAD_SIZE for i in arrived)
+    return Sent(up, sum(map(model_size, participants)))
+
+
 def prototypes_up(arrived) -> int:
     return FEATURE_DIM * sum(len(CLASSES[i]) for i in arrived)
 
@@ -309,6 +315,7 @@ WIRE = {
     "flora": flora_wire,
     "ffa_lora": both_ways(lambda i: adapter_size(i, 6, FEATURE_DIM) + HEAD_SIZE),
     "fedsa_lora": both_ways(lambda i: adapter_size(i, FLAT, 6)),
+    "fedbabu": fedbabu_wire,
     "fedgh": fedgh_wire,
     "fd": fd_wire,
     "fedral": fedral_wire,
@@ -422,7 +429,9 @@ def public_indices(width: int) -> Callable:
 # their number does not tell which they are: FedTGP sends all prototypes or none, FedRAL's blocks
 # and FedKD's components are known by their number.
 METADATA = {
-    **dict.fromkeys(("local", "fml", "fedapen", "dense", "scaffold", "feddyn"), beside_each()),
+    **dict.fromkeys(
+        ("local", "fml", "fedapen", "dense", "scaffold", "feddyn", "fedbabu"), beside_each()
+    ),
     **dict.fromkeys(
         ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"),
         beside_each(up=COUNT),

@@ -46,8 +46,8 @@ class Context(NamedTuple):
         (`Needs.clients_data`).
       federation: the federation, for an init_client whose state depends on messages, see
         `message_forms.uplink_form`; None elsewhere.
-      adapts: True in a client_update whose client is scored and then thrown away, see
-        `Scoring.adapt_epochs`.
+      adapt_epochs: int32 scalar, in a client_update that tunes a client for its score alone, see
+        `Scoring.adapt_epochs`; None in rounds.
     """
 
     key: Key[Array, ""]
@@ -57,7 +57,7 @@ class Context(NamedTuple):
     shared_key: Key[Array, ""] | None = None
     data: Data | None = None
     federation: Federation | None = None
-    adapts: bool = False
+    adapt_epochs: Int[Array, ""] | int | None = None
 
 
 def client_context(

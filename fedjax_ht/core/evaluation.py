@@ -142,7 +142,7 @@ def adapted(
         chosen = {"num_classes": num_classes, "split": split, "epochs": epochs}
         return train(training, loss, params, stats, data, key=key, **chosen)
 
-    ctx = client_context(Purpose.EVALUATION, root, round, info)._replace(adapts=True)
+    ctx = client_context(Purpose.EVALUATION, root, round, info)._replace(adapt_epochs=epochs)
     own = data._replace(round=round, trainer=jax.tree_util.Partial(trainer, epochs))
     trained, _, _ = method.client_update(bucket, client, downlink, own, ctx)
     if not calls:

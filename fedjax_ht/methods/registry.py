@@ -71,6 +71,7 @@ LIBRARY = (
     "gpfl",
     "fedcp",
     "pfedme",
+    "fedbabu",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

@@ -59,6 +59,7 @@ KEEP_NOTHING = (
     "ffa_lora",
     "afl",
     "fedcgs",
+    "fedbabu",
 )  # and what is composed with them
 
 

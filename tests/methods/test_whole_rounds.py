@@ -206,3 +206,10 @@ def test_fedcp_splits_features_between_two_heads(monkeypatch):
         head, _ = kept[i]
         own = flat(client["params"])
         check_model({k: own[k] for k in head}, head, rtol=1e-4)
+
+
+def test_fedbabu_averages_extractors_behind_one_head():
+    start, _, server, _ = simulated(METHODS["fedbabu"](TRAINING))
+    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
+    model, _ = reference.play(reference.fedbabu(LR), first, absent, ROUNDS, batches())
+    check_model(server[0], model)

@@ -30,6 +30,15 @@ def fedprox(w: Model, batches, lr: float, mu: float) -> Model:
     return new
 
 
+def fedbabu(w: Model, batches, lr: float) -> Model:
+    """The extractor's arrays descend; the head's stay."""
+    new = dict(w)
+    for x, y in batches:
+        g = gradient(new, x, y)
+        new = {k: new[k] - lr * g[k] if k.startswith("base") else new[k] for k in new}
+    return new
+
+
 def scaffold(w: Model, c: Model, c_own: Model, batches, lr: float) -> tuple[Model, Model]:
     """Option II: steps along g + c - c_i; returns w_i - w and c_i' - c_i."""
     new = dict(w)

@@ -54,6 +54,19 @@ def fedprox(lr: float, mu: float) -> Form:
     return Form(client, mean)
 
 
+def fedbabu(lr: float) -> Form:
+    """Uploads are extractors, whose mean is uniform."""
+
+    def client(w, _, batches):
+        trained = steps.fedbabu(w, batches, lr)
+        return (), {k: v for k, v in trained.items() if k.startswith("base")}
+
+    def serve(w, uploads, samples, clients):
+        return mean(w, uploads, dict.fromkeys(uploads, 1), clients)
+
+    return Form(client, serve)
+
+
 def optimized(form: Form, name: str, **numbers) -> Form:
     """A server optimiser around a form whose server is a model; a server is (w, the changes of each
     round so far, by array)."""
