@@ -97,6 +97,7 @@ from .methods.ditto import ditto as ditto
 from .methods.dsfl import dsfl as dsfl
 from .methods.fd import fd as fd
 from .methods.fedala import fedala as fedala
+from .methods.fedamp import fedamp as fedamp
 from .methods.fedapen import fedapen as fedapen
 from .methods.fedavg import fedavg as fedavg
 from .methods.fedbabu import fedbabu as fedbabu
@@ -127,7 +128,9 @@ from .methods.fedre import fedre as fedre
 from .methods.fedrep import fedrep as fedrep
 from .methods.fedrod import fedrod as fedrod
 from .methods.fedrolex import fedrolex as fedrolex
+from .methods.fedsa_anchors import fedsa_anchors as fedsa_anchors
 from .methods.fedsa_lora import fedsa_lora as fedsa_lora
+from .methods.fedspu import fedspu as fedspu
 from .methods.fedssa import fedssa as fedssa
 from .methods.fedtgp import fedtgp as fedtgp
 from .methods.ffa_lora import ffa_lora as ffa_lora
@@ -147,6 +150,7 @@ from .methods.pfedafm import pfedafm as pfedafm
 from .methods.pfedes import pfedes as pfedes
 from .methods.pfedme import pfedme as pfedme
 from .methods.pfedmoe import pfedmoe as pfedmoe
+from .methods.raflora import raflora as raflora
 from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights
 from .methods.shared.averaging import weighted_mean as weighted_mean

@@ -53,10 +53,10 @@ TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
 RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 ON_PUBLIC_SET = {"fedmd", "dsfl", "ktpfl", "fedhenn"}  # methods that read the public set
-ADAPTERS = {"fedit", "hetlora", "flexlora", "flora", "ffa_lora", "fedsa_lora"}
+ADAPTERS = {"fedit", "hetlora", "flexlora", "flora", "raflora", "ffa_lora", "fedsa_lora"}
 RANKS = {"narrow": 2, "wide": 3}  # of adapters of the wide model, by the client's architecture
 # methods for slices of one network
-SLICES = {"heterofl", "feddropout", "fedrolex", "fjord", "dense", "fedftg", "dfrd"}
+SLICES = {"heterofl", "feddropout", "fedrolex", "fedspu", "fjord", "dense", "fedftg", "dfrd"}
 
 
 IN_STAGES = {"depthfl"}  # methods for the first stages of one network

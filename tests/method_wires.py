@@ -131,6 +131,13 @@ def fedtgp_wire(participants, arrived, earlier) -> Sent:
     return Sent(prototypes_up(arrived), down)
 
 
+def fedsa_anchors_wire(participants, arrived, earlier) -> Sent:
+    """All anchors, and the mean of every class that ever came."""
+    heard = set().union(*(CLASSES[i] for ids in earlier for i in ids))
+    down = FEATURE_DIM * (NUM_CLASSES + len(heard)) * len(participants)
+    return Sent(prototypes_up(arrived), down)
+
+
 def fedktl_wire(participants, arrived, earlier) -> Sent:
     """Prototypes as long as there are classes; a pair for every class that ever came."""
     paired = set().union(*(CLASSES[i] for ids in earlier for i in ids))
@@ -306,12 +313,13 @@ WIRE = {
     "local": of_size(0),
     "fedproto": fedproto_wire,
     **dict.fromkeys(("fedtgp", "fedorgp"), fedtgp_wire),
+    "fedsa_anchors": fedsa_anchors_wire,
     "fedktl": fedktl_wire,
     "fedssa": fedssa_wire,
     **dict.fromkeys(("lg_fedavg", "fedclassavg"), of_size(HEAD_SIZE)),
     # the extractors of either architecture
     **dict.fromkeys(("fedper", "fedrep"), both_ways(lambda i: model_size(i) - HEAD_SIZE)),
-    **dict.fromkeys(("fedit", "hetlora", "flexlora"), fedit_wire),
+    **dict.fromkeys(("fedit", "hetlora", "flexlora", "raflora"), fedit_wire),
     "flora": flora_wire,
     "ffa_lora": both_ways(lambda i: adapter_size(i, 6, FEATURE_DIM) + HEAD_SIZE),
     "fedsa_lora": both_ways(lambda i: adapter_size(i, FLAT, 6)),
@@ -330,7 +338,7 @@ WIRE = {
     "pfedes": of_size((9 * CHANNELS * 8 + 8) + (9 * 8 * CHANNELS + CHANNELS)),
     **dict.fromkeys(("heterofl", "feddropout", "fedrolex"), sliced_wire),
     # the server of a composition goes on to use the uploaded models, and needs whole heads
-    **dict.fromkeys((*COMPOSED, "fjord"), both_ways(slice_size)),
+    **dict.fromkeys((*COMPOSED, "fjord", "fedspu"), both_ways(slice_size)),
     "depthfl": both_ways(stages_size),
     "fiarse": both_ways(held_entries),  # the largest entries of either architecture; no norms
     **dict.fromkeys(("dense", "fedftg", "dfrd"), alone_wire),
@@ -352,6 +360,7 @@ WIRE = {
             "fedbn",
             "fedrod",
             "pfedme",
+            "fedamp",
         ),
         model_wire,
     ),
@@ -406,6 +415,12 @@ def entry_positions(sent: Sent, participants, arrived) -> Sent:
     return Sent(sum(map(size, arrived)), sum(map(size, participants)))
 
 
+def beside_anchors(sent: Sent, participants, arrived) -> Sent:
+    """Counts an index for each class mean, and none for anchors."""
+    rows = sent.down // FEATURE_DIM - NUM_CLASSES * len(participants)
+    return Sent(INDEX * sent.up // FEATURE_DIM, INDEX * rows)
+
+
 def fedpac_metadata(sent: Sent, participants, arrived) -> Sent:
     """Counts the samples of each class and an index for each of a client's classes, and down one
     for each class mean."""
@@ -430,7 +445,8 @@ def public_indices(width: int) -> Callable:
 # and FedKD's components are known by their number.
 METADATA = {
     **dict.fromkeys(
-        ("local", "fml", "fedapen", "dense", "scaffold", "feddyn", "fedbabu"), beside_each()
+        ("local", "fml", "fedapen", "dense", "scaffold", "feddyn", "fedbabu", "fedamp"),
+        beside_each(),
     ),
     **dict.fromkeys(
         ("fedavg", "lg_fedavg", "fedper", "fedclassavg", "fedmrl", "fedral"),
@@ -454,11 +470,14 @@ METADATA = {
         beside_each(up=COUNT),
     ),
     "fjord": beside_each(up=COUNT),
+    "fedspu": beside_each(up=COUNT + NUM_CLASSES),
     "depthfl": beside_each(),
     "fedbuff": beside_each(),
     "fiarse": entry_positions,
     **dict.fromkeys(("pfedes", "pfedafm", "pfedmoe"), beside_each(up=COUNT)),
-    **dict.fromkeys(("fedit", "hetlora", "flexlora", "fedsa_lora"), beside_each(up=COUNT)),
+    **dict.fromkeys(
+        ("fedit", "hetlora", "flexlora", "raflora", "fedsa_lora"), beside_each(up=COUNT)
+    ),
     "flora": beside_each(up=COUNT, down=4),  # the round of the stack
     "ffa_lora": beside_each(up=COUNT, down=8),  # the seed
     **dict.fromkeys(("afl", "fedcgs"), beside_each(down=1)),  # whether the client was heard
@@ -466,6 +485,7 @@ METADATA = {
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),
     **dict.fromkeys(("fedtgp", "fedorgp"), index_of_rows(FEATURE_DIM)),
+    "fedsa_anchors": beside_anchors,
     "fedktl": index_of_rows(NUM_CLASSES, (FLAT + LATENT_DIM) / 2),  # of an image, of its latent
     "fedssa": index_of_rows(FEATURE_DIM + 1, FEATURE_DIM + 1),
     "fedgh": index_of_rows(FEATURE_DIM),

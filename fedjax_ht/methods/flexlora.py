@@ -68,15 +68,17 @@ def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array
     return jnp.where(present, rows, old), jnp.where(present, columns, 0)
 
 
-def mean_product(rows: Rows, weights: jax.Array, old: Rows) -> Rows:
+def mean_product(rows: Rows, weights: jax.Array, old: Rows, held: jax.Array | None = None) -> Rows:
     """Computes adapters whose product is the weighted mean of products, cut to their rank.
 
     Args:
       rows: stacked adapters [P, r, ...].
       weights: float32 [P], of each client, not normalised.
       old: the adapters [r, ...] so far.
+      held: bool [P, r], clients that a row's product is averaged over; None for all.
     """
-    shares = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+    of_rows = weights[:, None] if held is None else jnp.where(held, weights[:, None], 0)
+    shares = of_rows / jnp.maximum(of_rows.sum(0), jnp.finfo(jnp.float32).tiny)
 
     def decompose(pair, before):
         a, b = (_stacked(pair[name], shares, weigh=name == B) for name in (A, B))
@@ -106,8 +108,8 @@ def _one_after_another(decompose: Callable) -> Callable:
 
 
 def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:
-    """Joins the rows of all clients [P, r, ...], each times its share where `weigh`."""
-    shares = shares.reshape(-1, *(1,) * (x.ndim - 1))
+    """Joins the rows of all clients [P, r, ...], each times its share [P, r or 1] where `weigh`."""
+    shares = shares.reshape(*shares.shape, *(1,) * (x.ndim - 2))
     present = jnp.where(shares > 0, x, 0)
     stacked = present * shares if weigh else present
     return stacked.reshape(-1, *x.shape[2:])
@@ -119,6 +121,18 @@ def flexlora(training: LocalTraining) -> Method:
 
     Args:
       training: local training.
+    """
+    return decomposing("flexlora", training)
+
+
+def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Method:
+    """Makes a method whose server decomposes a mean of products.
+
+    Args:
+      name: the method's name.
+      training: local training.
+      by_rank: the product of each row is averaged over the clients whose rank has it; else over
+        all, as if the others had zeros.
     """
 
     def broadcast(federation, bucket, server, ctx):
@@ -139,21 +153,23 @@ def flexlora(training: LocalTraining) -> Method:
 
     def prepare(family, bucket, uplink):
         rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale, (B,))
-        return uplink._replace(rows=adapters.padded(rows, adapters.largest_rank(family)))
+        return adapters.with_held(family, bucket, uplink._replace(rows=rows))
 
     def server_update(federation, server, received, ctx):
         new = []
         for old, uploads in zip(server, adapters.joined(federation, received, prepare)):
+            uplink, held = uploads.uplink
+            uploads = uploads._replace(uplink=uplink)
             weights = adapters.sample_weights(uploads)
-            rows = mean_product(uploads.uplink.rows, weights, old.rows)
+            rows = mean_product(uplink.rows, weights, old.rows, held if by_rank else None)
             model = Model(rows, adapters.mean_head(uploads, old.head))
             new.append(select(weights.any(), model, old))
         return new, {}
 
     return Method(
-        name="flexlora",
+        name=name,
         training=training,
-        check=adapters.require_adapters("flexlora"),
+        check=adapters.require_adapters(name),
         init_server=adapters.init_models,
         broadcast=broadcast,
         receive=receive,

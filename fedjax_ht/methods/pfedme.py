@@ -32,10 +32,10 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, head_scores, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull
+from fedjax_ht.methods.shared.personal import begin_as_received
 
 
 @checked
@@ -64,10 +64,6 @@ def pfedme(
             f"lam * personal_lr is {product:g}; it must be below 2, or a personal model moves away "
             "from the server's: lower personal_lr or lam"
         )
-
-    def receive(bucket, client, downlink, data, ctx):
-        first = ctx.info.last_round < 0
-        return client | {"params": select(first, downlink, client["params"])}
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(w, state, batch: Batch, key) -> Loss:
@@ -104,11 +100,8 @@ def pfedme(
         return jax.tree.map(lambda w, mean: w + beta * (mean - w), server, means), {}
 
     def predict(bucket, client, downlink, x, mask):
-        shared = client | {"params": downlink}
-        return {
-            "personal": head_scores(bucket, client, x, mask),
-            "global": head_scores(bucket, shared, x, mask),
-        }
+        models = {"personal": client, "global": client | {"params": downlink}}
+        return {rule: head_scores(bucket, model, x, mask) for rule, model in models.items()}
 
     return Method(
         name="pfedme",
@@ -116,7 +109,7 @@ def pfedme(
         needs=Needs(classes=False),
         init_server=init_parts,
         broadcast=send_model,
-        receive=receive,
+        receive=begin_as_received,
         client_update=client_update,
         server_update=server_update,
         predict=predict,

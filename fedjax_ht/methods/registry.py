@@ -72,6 +72,10 @@ LIBRARY = (
     "fedcp",
     "pfedme",
     "fedbabu",
+    "fedamp",
+    "fedsa_anchors",
+    "raflora",
+    "fedspu",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

@@ -56,6 +56,7 @@ KEEP_NOTHING = (
     "fedit",
     "hetlora",
     "flexlora",
+    "raflora",
     "ffa_lora",
     "afl",
     "fedcgs",

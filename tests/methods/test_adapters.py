@@ -98,17 +98,20 @@ def pair_of(rows) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(pair["lora_a"]), np.asarray(pair["lora_b"]).T
 
 
-@pytest.mark.parametrize("alpha", [16.0, None])
-def test_flexlora_cuts_the_mean_product(alpha):
+@pytest.mark.parametrize(
+    "name, alpha", [("flexlora", 16.0), ("flexlora", None), ("raflora", 16.0), ("raflora", None)]
+)
+def test_flexlora_and_raflora_cut_a_mean_product(name, alpha):
+    products = {"flexlora": reference.mean_product, "raflora": reference.holders_product}
     federation, clients = linear_federation(alpha), random_clients(alpha)
-    method = fl.flexlora(TRAINING)
+    method = fl.METHODS[name](TRAINING)
     _, server = served(method, federation, uploads(federation, clients))
     sent = downlinks(method, federation, server)
     for i, (client, down) in enumerate(zip(clients, sent)):
         a, b = pair_of(down.rows)
         rank = RANKS[i]
         assert a.shape == (rank, INPUTS) and b.shape == (OUTPUTS, rank)
-        expected = reference.flexlora(clients, rank, client.scale)
+        expected = reference.flexlora(clients, rank, products[name])
         np.testing.assert_allclose(client.scale * b @ a, expected, rtol=0, atol=1e-4)
         # Singular values are all in B.
         np.testing.assert_allclose(a @ a.T, np.eye(rank), rtol=0, atol=1e-5)

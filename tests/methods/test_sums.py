@@ -36,12 +36,15 @@ UPLOADS = (  # servers that read each
     "fedre",
     "ktpfl",
     "feddropout",
+    "fedspu",
     "dense",
     "fedftg",
     "dfrd",
     "hetlora",
     "flexlora",
+    "raflora",
     "flora",
+    "fedamp",
 )
 SUMS = [name for name in METHODS if name not in UPLOADS]
 VARIANTS = [  # whose weights or masks are others

@@ -90,6 +90,18 @@ def test_pfedme_keeps_personal_models_near_the_servers():
         check_model(client["params"], personal[i])
 
 
+def test_fedamp_pulls_clients_to_models_like_their_own():
+    numbers = {"lam": 2.0, "alpha": 0.5, "sigma": 1.2}
+    start, _, server, clients = simulated(METHODS["fedamp"](TRAINING, **numbers))
+    first = flat(jax.tree.map(lambda x: x[0], start[0]))
+    kept = {i: (i, None) for i in SAMPLES}
+    form, models = reference.fedamp(LR, **numbers), dict.fromkeys(SAMPLES, first)
+    models, kept = reference.play(form, models, kept, ROUNDS, batches())
+    for i, client in enumerate(clients):
+        check_model(client["params"], kept[i][1])
+        check_model(jax.tree.map(lambda x, i=i: x[i], server[0]), models[i])
+
+
 def test_a_server_optimizer_around_a_mean():
     numbers = {"lr": 0.1, "b1": 0.8, "b2": 0.9, "tau": 0.01}
     options = {f"server_{name}": value for name, value in numbers.items()}

@@ -28,9 +28,19 @@ def mean_product(clients: list[Client]) -> np.ndarray:
     return total
 
 
-def flexlora(clients: list[Client], rank: int, scale: float) -> np.ndarray:
-    """scale B A as it comes down to a client of this rank: the best approximation of it."""
-    u, s, v = np.linalg.svd(mean_product(clients), full_matrices=False)
+def holders_product(clients: list[Client]) -> np.ndarray:
+    """raFLoRA's sum, block by block between the ranks that there are."""
+    total, first = 0, 0
+    for rank in sorted({len(client.a) for client in clients}):
+        holders = [client for client in clients if len(client.a) >= rank]
+        blocks = [c._replace(a=c.a[first:rank], b=c.b[:, first:rank]) for c in holders]
+        total, first = total + mean_product(blocks), rank
+    return total
+
+
+def flexlora(clients: list[Client], rank: int, product=mean_product) -> np.ndarray:
+    """scale B A as it comes down to a client of this rank: the best approximation of the product."""
+    u, s, v = np.linalg.svd(product(clients), full_matrices=False)
     return (u[:, :rank] * s[:rank]) @ v[:rank]
 
 

@@ -86,6 +86,16 @@ def pfedme(
     return theta, w
 
 
+def attentive_mean(models: dict[int, Model], i: int, alpha: float, sigma: float) -> Model:
+    """FedAMP's u_i, of the models of all clients."""
+    shares = {}
+    for j, w in models.items():
+        distance = sum(float(np.sum((w[k] - models[i][k]) ** 2)) for k in w)
+        shares[j] = alpha / sigma * np.exp(-distance / sigma)
+    shares[i] = 1 - sum(share for j, share in shares.items() if j != i)
+    return {k: sum(shares[j] * w[k] for j, w in models.items()) for k in models[i]}
+
+
 def mixed(v: Model, w: Model, share: float) -> Model:
     """share v + (1 - share) w."""
     return {k: share * v[k] + (1 - share) * w[k] for k in v}

@@ -141,6 +141,21 @@ def pfedme(lr: float, beta: float, **numbers) -> Form:
     return Form(client, serve)
 
 
+def fedamp(lr: float, lam: float, alpha: float, sigma: float) -> Form:
+    """A server is {id: w_i}; a client is (its id, its w_i, at first None)."""
+
+    def client(models, kept, batches):
+        i, w = kept
+        u = steps.attentive_mean(models, i, alpha, sigma)
+        trained = steps.ditto(u if w is None else w, u, batches, lr, lam / alpha)
+        return (i, trained), trained
+
+    def serve(models, uploads, samples, clients):
+        return models | uploads
+
+    return Form(client, serve)
+
+
 def apfl(lr: float, share: float) -> Form:
     """A client is (v_i, alpha_i), at first the server's model and `share`."""
 

@@ -25,9 +25,9 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
     (("", "", SAMPLE), "afl fedcgs"),
     ((SUMS, "", SAMPLE), "ktpfl"),
-    ((SUMS, "", ""), "fedbuff flexlora flora dense"),
+    ((SUMS, "", ""), "fedbuff flexlora raflora flora dense fedamp fedspu"),
     ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),
-    ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd"),
+    ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd fedsa_anchors"),
     (
         (UPLOAD, UPLOAD, SAMPLE),
         "fedproto fedtgp fedorgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre",

@@ -33,8 +33,15 @@ def receive_both(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
     """Takes the server's model; the personal one begins as the first that a client receives."""
-    assert ctx.info is not None  # the context is a client's
     client = take_shared(client, params=downlink)
+    return begin_as_received(bucket, client, downlink, data, ctx)
+
+
+def begin_as_received(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
+    """Sets a client's model to the first that it receives, and to no other; a `Method.receive`."""
+    assert ctx.info is not None  # the context is a client's
     first = ctx.info.last_round < 0
     return client | {"params": select(first, downlink, client["params"])}
 

@@ -108,6 +108,25 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
     return jax.tree.map(cut, params, axes)
 
 
+def spread(part: PyTree, axes: PyTree, plan: Plan, widths: dict[str, int]) -> PyTree:
+    """Puts a slice in its places in a model of zeros, the inverse of `extract`.
+
+    Args:
+      part: the slice's parameters.
+      axes, plan: arguments as of `extract`.
+      widths: group -> number of channels of the whole model.
+    """
+
+    def put(leaf, names):
+        for axis, group in enumerate(names):
+            if group in plan:
+                places = _places(plan[group], widths[group])
+                leaf = jnp.take(leaf, places, axis=axis, mode="fill", fill_value=0)
+        return leaf
+
+    return jax.tree.map(put, part, axes)
+
+
 def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: float) -> PyTree:
     """Cuts the slice of a rate out of a model, the first channels of every group.
 
