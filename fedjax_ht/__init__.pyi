@@ -84,6 +84,9 @@ from .lab.runs.train import train_and_evaluate as train_and_evaluate
 from .lab.safe.torch_files import load_state_dict as load_state_dict
 from .lab.weights.start import with_weights as with_weights
 from .lab.weights.torch_modules import weights_from_torch as weights_from_torch
+from .lab.weights.torchvision import (
+    variables_from_torchvision as variables_from_torchvision,
+)
 from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method

@@ -24,5 +24,4 @@ from .stacking import stack_blocks as stack_blocks
 from .stacking import unstack_blocks as unstack_blocks
 from .text import text_model as text_model
 from .text import text_transformer as text_transformer
-from .torchvision import variables_from_torchvision as variables_from_torchvision
 from .vits import vit as vit

@@ -18,7 +18,7 @@ class TimeConvFeatures(nn.Module):
     float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals]
     -> [B, feature_dim]. Every unit has the same weights and is processed separately. Features are
     flattened in torch's order, [channels, units, time], and pooled to their number, so that
-    `models.variables_from_torchvision` loads torch's weights unchanged.
+    `fl.variables_from_torchvision` loads torch's weights unchanged.
 
     A deviation from HtFLlib: pooling and strides go along time only. HtFLlib gives its pools
     stride 2 (and its convolutions their stride) along the units, too, which drops units unseen: of

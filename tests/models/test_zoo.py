@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from fedjax_ht.lab.weights.torchvision import variables_from_torchvision
 from fedjax_ht.models.convnets import (
     BasicBlock,
     Bottleneck,
@@ -26,7 +27,6 @@ from fedjax_ht.models.convnets import (
 )
 from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite0, padded
 from fedjax_ht.models.layers import Norm
-from fedjax_ht.models.torchvision import variables_from_torchvision
 from tests.reference import conv as ref
 
 BASE_PARAMETERS = {  # of the extractor, without its head

@@ -28,9 +28,10 @@ from fedjax_ht.core.numerics import with_standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig
 from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
+from fedjax_ht.lab.weights import torchvision
 from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
-from fedjax_ht.models import model_group, torchvision
+from fedjax_ht.models import model_group
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear

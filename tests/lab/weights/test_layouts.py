@@ -14,7 +14,7 @@ from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
 from fedjax_ht.models.split import DenseHead, SplitModel, vit_head
 from fedjax_ht.models.vits import ViT
-from tests.models.test_torchvision import SIZE
+from tests.lab.weights.test_torchvision import SIZE
 
 CASES = {  # module, what of torchvision loads its state dict
     "wider features": (

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from fedjax_ht.lab.weights.torchvision import FLAX_PREFIX
 from fedjax_ht.models.stacking import unstack_blocks
-from fedjax_ht.models.torchvision import FLAX_PREFIX
 
 Arrays = Mapping[str, np.ndarray]
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}

@@ -14,12 +14,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_ht.core.bucket import features, init_variables
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.lab.safe.torch_files import load_state_dict
+from fedjax_ht.lab.weights.torchvision import variables_from_torchvision
 from fedjax_ht.models.convnets import ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import unstack_blocks
-from fedjax_ht.models.torchvision import variables_from_torchvision
 from fedjax_ht.models.vits import ViT
 
 SIZE = (32, 32, 3)
