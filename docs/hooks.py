@@ -50,6 +50,7 @@ THEMES = {
         "The contract of a method, local training, and the parts that methods share.",
         (
             "core.method",
+            "core.task",
             "core.context",
             "core.samples",
             "core.local_training",
