@@ -256,7 +256,7 @@ def with_new_clients(federation: Federation, share: float) -> Federation:
     for bucket, size, count in zip(federation.buckets, sizes, new):
         if count == size:
             raise ValueError(
-                f"new_clients is {share}, by which all clients of {bucket.name!r} ({size}) are new "
+                f"new_share is {share}, by which all clients of {bucket.name!r} ({size}) are new "
                 "and nobody trains it; take a smaller share, or more clients"
             )
     return dataclasses.replace(federation, new=tuple(new))

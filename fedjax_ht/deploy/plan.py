@@ -132,7 +132,7 @@ def _check_simulated_fields(config: Config) -> None:
     for field, value, required in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
-        ("new_clients", config.new_clients, 0.0),
+        ("new_share", config.new_share, 0.0),
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),

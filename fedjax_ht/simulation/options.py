@@ -35,10 +35,6 @@ class SimulationOptions:
     Attributes:
       seed: the seed of all random choices except the split of the data.
       participation: share of clients in a round; see `participants`.
-      select: the choice of a round's participants by earlier reports, see
-        `simulation.selection`; None draws them uniformly.
-      new_clients: share of the clients that never train: they are drawn by the seed, take part in
-        no round, count nowhere, and are scored apart, as they come (`Evaluation.new`).
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code); False from different ones.
@@ -61,6 +57,10 @@ class SimulationOptions:
       devices_profile: the clients' devices; None if all clients are available in every round.
       privacy: the noise that hides clients or uploads, and its clipping, also of attackers; or
         None.
+      select: the choice of a round's participants by earlier reports, see
+        `simulation.selection`; None draws them uniformly.
+      new_share: share of the clients that never train: they are drawn by the seed, take part in
+        no round, count nowhere, and are scored apart, as they come (`Evaluation.new`).
 
     Raises:
       ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
@@ -71,8 +71,6 @@ class SimulationOptions:
 
     seed: Seed = 0
     participation: Part = 1.0
-    select: Selection | None = None
-    new_clients: Rest = 0.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -87,13 +85,15 @@ class SimulationOptions:
     time_stages: bool = False
     devices_profile: Profile | None = None
     privacy: Privacy | None = None
+    select: Selection | None = None
+    new_share: Rest = 0.0
 
     def __post_init__(self):
         check_fields(self)
         check_fields(self.attack, "attack.")
-        if self.new_clients and (self.privacy is not None or self.scoring.state == "trained"):
+        if self.new_share and (self.privacy is not None or self.scoring.state == "trained"):
             raise ValueError(
-                f"new_clients is {self.new_clients}, for scores of clients that never train; leave "
+                f"new_share is {self.new_share}, for scores of clients that never train; leave "
                 "out privacy, which counts draws of all, and scoring.state 'trained'"
             )
         if self.privacy is not None and self.privacy.unit == "client":
@@ -124,7 +124,7 @@ class SimulationOptions:
     def participants(self, num_clients: int) -> int:
         """Returns the number of a round's participants: the share of those that train, rounded to
         the nearest integer (halves up), at least one."""
-        training = num_clients - int(np.floor(self.new_clients * num_clients + 0.5))
+        training = num_clients - int(np.floor(self.new_share * num_clients + 0.5))
         return max(1, int(np.floor(self.participation * training + 0.5)))
 
     def reachable(self, num_clients: int, round: int) -> np.ndarray:

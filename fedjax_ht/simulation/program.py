@@ -138,7 +138,7 @@ class Program(NamedTuple):
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
       nothing: the request that scores nothing.
-      new: bool [num_clients], the clients that never train, see `SimulationOptions.new_clients`.
+      new: bool [num_clients], the clients that never train, see `SimulationOptions.new_share`.
       in_evaluation: the requests that score clients in an evaluation, one for each scored state,
         the reported one first.
       server: the server, as a round serves it.
@@ -193,7 +193,7 @@ def bind(
     _require_classes(options, federation)
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
-    federation = with_new_clients(federation, options.new_clients)
+    federation = with_new_clients(federation, options.new_share)
     new = draw_new_clients(options.seed, federation)
     if new.any():
         data = data._replace(pooled=pooled_of(data, federation, np.flatnonzero(~new)))

@@ -382,7 +382,7 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
         ({"trials": 2}, "trials is 2; a deployment, whose clients are real, needs 1"),
         ({"drop_rate": 0.5}, "drop_rate is 0.5"),
         ({"scoring.adapt_epochs": 5}, "scoring.adapt_epochs is 5; a deployment"),
-        ({"new_clients": 0.2}, "new_clients is 0.2; a deployment"),
+        ({"new_share": 0.2}, "new_share is 0.2; a deployment"),
         ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
         ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
     ],

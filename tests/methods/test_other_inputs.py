@@ -16,6 +16,7 @@ from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
+    ADAPTERS,
     ASSIGNMENT,
     NUM_CLASSES,
     NUM_CLIENTS,
@@ -30,7 +31,7 @@ from tests.standard import method_of, played
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
 SHAPES = {"texts": (LENGTH,), "windows": (16, 3), "windows of units": (16, 2, 3)}
-# methods that make or change images
+# methods that make or change images; ADAPTERS need networks with adapters, as in test_adapters
 IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd", "pfedes")
 ALWAYS = [("texts", "fedproto"), ("windows", "fedtgp")]
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)
@@ -85,7 +86,7 @@ def cases():
     yield pytest.param("windows of units", "fedproto", marks=pytest.mark.slow)
     for kind in ("texts", "windows"):
         for name in METHODS:
-            if name not in IMAGES:
+            if name not in IMAGES and name not in ADAPTERS:
                 marks = () if (kind, name) in ALWAYS else pytest.mark.slow
                 yield pytest.param(kind, name, marks=marks)
 

@@ -111,7 +111,7 @@ def test_an_evaluation_that_does_not_adapt_has_no_training():
 
 @thoroughly
 def test_every_method_adapts_or_says_why(name):
-    sim = adapting(name, 2, new_clients=SHARE)
+    sim = adapting(name, 2, new_share=SHARE)
     state = sim.init()
     if name in ("afl", "fedcgs"):
         with pytest.raises(ValueError, match="do not train by"):
@@ -137,9 +137,9 @@ def test_methods_without_training_are_refused():
     [
         (lambda: Scoring("trained", adapt_epochs=1), "scoring.adapt_epochs is 1"),
         (lambda: Scoring(adapt_epochs=-1), "adapt_epochs"),
-        (lambda: SimulationOptions(new_clients=1.0), "new_clients"),
-        (lambda: SimulationOptions(new_clients=0.1, privacy=Privacy("client")), "new_clients"),
-        (lambda: SimulationOptions(new_clients=0.1, scoring=Scoring("trained")), "new_clients"),
+        (lambda: SimulationOptions(new_share=1.0), "new_share"),
+        (lambda: SimulationOptions(new_share=0.1, privacy=Privacy("client")), "new_share"),
+        (lambda: SimulationOptions(new_share=0.1, scoring=Scoring("trained")), "new_share"),
         (lambda: with_new_clients(mixed_federation(), 0.9), "all clients of 'narrow'"),
     ],
 )
@@ -154,21 +154,19 @@ def new_of(sim) -> np.ndarray:
 
 
 def test_new_clients_are_drawn_by_the_seed_of_each_architecture():
-    draws = {
-        tuple(new_of(simulation_of("local", seed=seed, new_clients=SHARE))) for seed in range(8)
-    }
+    draws = {tuple(new_of(simulation_of("local", seed=seed, new_share=SHARE))) for seed in range(8)}
     assert len(draws) > 2
     federation = mixed_federation()
     for draw in draws:
         for bucket in federation.buckets:
             assert len(set(draw) & set(federation.members(bucket))) == 1
-    again = simulation_of("local", seed=3, new_clients=SHARE)
+    again = simulation_of("local", seed=3, new_share=SHARE)
     assert tuple(new_of(again)) in draws
 
 
 def test_new_clients_take_no_part():
     """Nor do their samples: with others the federation is the same, bit for bit."""
-    sim = simulation_of("scaffold", new_clients=SHARE, participation=0.5)
+    sim = simulation_of("scaffold", new_share=SHARE, participation=0.5)
     states, reports = played(sim, 4)
     new, federation = new_of(sim), mixed_federation()
     for before, after, report in zip(states, states[1:], reports):
@@ -201,7 +199,7 @@ def test_shares_of_architectures_add_up(share, new):
 
 def test_server_model_is_scored_on_the_others():
     """Its samples, for batch statistics as well, are those of clients that train."""
-    sim = simulation_of("heterofl", new_clients=SHARE)
+    sim = simulation_of("heterofl", new_share=SHARE)
     kept = np.setdiff1d(np.arange(8), new_of(sim))
     for name, counts in (("test", TEST_COUNTS), ("train", TRAIN_COUNTS.sum(1))):
         assert sim.program.pooled[name].count == counts[kept].sum()
@@ -209,7 +207,7 @@ def test_server_model_is_scored_on_the_others():
 
 def test_rows_have_columns_of_new_clients(tmp_path):
     federation = federation_for("fedavg")
-    options = SimulationOptions(new_clients=SHARE, scoring=Scoring(adapt_epochs=2), seed=2)
+    options = SimulationOptions(new_share=SHARE, scoring=Scoring(adapt_epochs=2), seed=2)
     method = METHODS["fedavg"](LocalTraining(optax.sgd(0.1), batch_size=4))
     sim = make_simulation(method, federation, federation_data(federation), options)
     state, history = run(sim, rounds=2)

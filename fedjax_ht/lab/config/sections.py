@@ -357,7 +357,7 @@ class Config(Section):
       participation: Share of the clients that take part in a round.
       select: Choice of a round's participants: uniform, by_samples, or power_of_choice/2 for those
         with the largest loss among twice as many candidates.
-      new_clients: Share of the clients that never train, and are scored apart
+      new_share: Share of the clients that never train, and are scored apart
         (docs/comparisons.md).
       drop_rate: Share of a round's participants whose upload is lost after training.
       shared_init: The same first weights for all clients of an architecture.
@@ -390,7 +390,7 @@ class Config(Section):
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     participation: Part = 1.0
     select: str = "uniform"
-    new_clients: Rest = 0.0
+    new_share: Rest = 0.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
     uplink: Specs = ()

@@ -255,9 +255,9 @@ def check_together(config: Config) -> None:
         raise ValueError(
             f"evaluate.sample is {sample}; it must be at most the {num_clients} clients"
         )
-    if sample is not None and config.new_clients:
+    if sample is not None and config.new_share:
         raise ValueError(
-            f"evaluate.sample is {sample}, and new_clients {config.new_clients}; all clients are "
+            f"evaluate.sample is {sample}, and new_share {config.new_share}; all clients are "
             "scored then: leave one of them out"
         )
 
@@ -363,7 +363,7 @@ def make_federations(
         method, federation = run.method, federations[label]
         require_public_set(method, federation)
         require_server_statistics(method, federation)
-        with_new_clients(federation, run.options.new_clients)  # checks its share
+        with_new_clients(federation, run.options.new_share)  # checks its share
         private(method, run.options.privacy).check(federation)
         if run.options.devices_profile is not None:
             run.options.devices_profile.check(method, config.partition.num_clients)

@@ -102,8 +102,8 @@ BAD = {
     "client_store is 'disk'": {"client_store": "disk"},
     "precision is 'float16'": {"precision": "float16"},
     "evaluate.sample is 21; it must be at most the 20 clients": {"evaluate.sample": 21},
-    "evaluate.sample is 5, and new_clients 0.2": {"evaluate.sample": 5, "new_clients": 0.2},
-    "new_clients is 0.99, by which all clients of": {"new_clients": 0.99},
+    "evaluate.sample is 5, and new_share 0.2": {"evaluate.sample": 5, "new_share": 0.2},
+    "new_share is 0.99, by which all clients of": {"new_share": 0.99},
     "scoring.adapt_epochs is 1, and scoring.state 'trained'": {
         "scoring.adapt_epochs": 1,
         "scoring.state": "trained",

@@ -312,7 +312,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
 
 
 def test_the_code_of_the_page_says_what_it_says():
-    config_file, library = blocks("devices.md")
+    config_file, library, chosen = blocks("devices.md")
     names = execute(config_file)
     profile = simulation_options(typed_config(names["get_config"]())).devices_profile
     assert profile.deadline == 1.0 and set(profile.down) == {1e6}
@@ -322,3 +322,4 @@ def test_the_code_of_the_page_says_what_it_says():
         [True] * 3,
         [True, False, True],
     ]
+    assert execute(library, chosen)["options"].select.name == "largest_loss"

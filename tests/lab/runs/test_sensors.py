@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.configs import quickstart_sensors
+from fedjax_ht.lab.config.base import partition_config
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.report.report import setting
 from fedjax_ht.lab.runs.evaluate import LoadedRun, print_scores
@@ -50,7 +51,10 @@ def test_a_client_is_scored_on_windows(capsys):
         ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
         ({"training.augmentation": ("flip",)}, "training.augmentation is .* har_10persons"),
         ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
-        ({"dataset.name": "fashion_mnist_10k"}, "'htfe_sen5' needs windows of at least 78 steps"),
+        (
+            {"dataset.name": "fashion_mnist_10k", "partition": partition_config("iid")},
+            "'htfe_sen5' needs windows of at least 78 steps",
+        ),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from tests.runs import metrics
 @pytest.fixture(scope="module")
 def folder(tiny_config, run_module, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "run"
-    fields = ("new_clients=0.25", "scoring.adapt_epochs=2", "partition.options.val_share=0.2")
+    fields = ("new_share=0.25", "scoring.adapt_epochs=2", "partition.options.val_share=0.2")
     given = [f"--config.{field}" for field in fields]
     run_module("run", f"--config={tiny_config}", f"--workdir={folder}", *given).check_returncode()
     return folder
@@ -20,7 +20,7 @@ def test_a_run_has_columns_of_new_clients(folder):
     for row in metrics(folder, "local"):
         assert sum(x is not None for x in row["new_clients"]) == 1
         assert sum(x is not None for x in row["clients"]) == 3
-    assert json.loads((folder / "config.json").read_text())["new_clients"] == 0.25
+    assert json.loads((folder / "config.json").read_text())["new_share"] == 0.25
 
 
 def test_curve(folder, run_module):
