@@ -1,6 +1,7 @@
 """Standardises features by the mean and standard deviation of the training samples."""
 
 import dataclasses
+import itertools
 from typing import Literal, get_args
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import AsStored, Standardised
 from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.indices import all_of
 
 Standardise = Literal["auto", "on", "off"]
 """auto: sets whose reader says so, which are tables (`csv:PATH`). on: any floats as stored. off:
@@ -41,8 +43,8 @@ def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
       (9,)
     """
     refuse_unfit(dataset)
-    trains = [client.train for partition in partitions for client in partition]
-    mean, std = _moments(dataset.inputs, np.unique(np.concatenate(trains)))
+    train = all_of(tuple(itertools.chain(*partitions)))["train"]
+    mean, std = _moments(dataset.inputs, train)
     rule = Standardised(mean.astype(np.float32), std.astype(np.float32))
     return dataclasses.replace(dataset, preprocess=rule)
 

@@ -5,6 +5,7 @@ partition works: Dirichlet shares of quantiles of a target, or of a sample's rar
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedjax_ht.check.options import FLOAT, Count, checked
 from fedjax_ht.core.task import Task, multi_label, regression
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.indices import all_of
 
 
 @checked
@@ -76,8 +78,8 @@ def standardised_targets(dataset: Dataset, *partitions: Partition) -> Dataset:
     """
     if dataset.task.name != "regression":
         return dataset
-    trains = [client.train for partition in partitions for client in partition]
-    known = np.asarray(dataset.targets, np.float64)[np.unique(np.concatenate(trains))]
+    train = all_of(tuple(itertools.chain(*partitions)))["train"]
+    known = np.asarray(dataset.targets, np.float64)[train]
     return dataclasses.replace(dataset, task=_task_of(dataset.name, known))
 
 

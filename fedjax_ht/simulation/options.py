@@ -137,10 +137,8 @@ class SimulationOptions:
 def draw_new_clients(seed: int, federation: Federation) -> np.ndarray:
     """Draws the clients that never train, of each bucket as many as `Federation.new` says, bool
     [num_clients]."""
-    new, generator = (
-        np.zeros(federation.num_clients, bool),
-        host_generator(seed, Purpose.NEW_CLIENTS, 0),
-    )
+    generator = host_generator(seed, Purpose.NEW_CLIENTS, 0)
+    new = np.zeros(federation.num_clients, bool)
     for bucket, count in zip(federation.buckets, federation.new):
         new[generator.permutation(federation.members(bucket))[:count]] = True
     return new

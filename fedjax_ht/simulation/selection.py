@@ -17,7 +17,7 @@ from fedjax_ht.check.options import Within, checked
 
 
 class Reports(NamedTuple):
-    """What the server knows of each client between two rounds.
+    """The clients' reports that the server has between two rounds.
 
     Attributes:
       samples: number of training samples.
@@ -88,7 +88,7 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
 
 
 def first_reports(samples: Int[np.ndarray, " clients"]) -> Reports:
-    """Returns what the server knows before the first round."""
+    """Returns the reports before the first round."""
     return Reports(samples.astype(np.int64), np.full(len(samples), np.inf))
 
 

@@ -46,7 +46,7 @@ class SimulationState(NamedTuple):
       changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
         never. Without the buckets whose clients keep nothing between rounds.
       waiting: uploads that arrive in a later round; None where late ones are lost.
-      reports: what clients reported; None unless `SimulationOptions.select` reads it.
+      reports: losses and sample counts of the clients; None where no selection reads them.
     """
 
     round: int

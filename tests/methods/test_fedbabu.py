@@ -1,4 +1,4 @@
-"""What FedBABU trains in a round, and before a score."""
+"""FedBABU: the part that is trained in a round, and before a score."""
 
 import jax
 import jax.numpy as jnp

@@ -77,7 +77,7 @@ def test_epochs_of_the_recipe_are_replaced(training):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_nothing_but_the_scores_changes(name):
-    """Of clients that keep nothing, and of those that keep their models."""
+    """A method whose clients keep nothing, and one whose clients keep their models."""
     (plain, plain_rows), (tuned, tuned_rows) = (
         played(adapting(name, epochs), 2) for epochs in (None, 4)
     )
