@@ -335,21 +335,24 @@ def evaluate(
             (state.server, program.pooled), program.placed.on_server
         )
     scores, pooled = fetch((scores, pooled))
+    counts, task = program.data.counts["train"], program.federation.task
+
+    def of_group(group, of_request, pooled=None):
+        scored = []
+        for (roster, layout), of_block in zip(layouts, of_request):
+            scored_ids, where = clients_of(roster, layout)
+            chosen = group[scored_ids]
+            scored.append((scored_ids[chosen], take(of_block, where[chosen])))
+        return evaluation(counts, scored, pooled, task)
+
     groups = [group for group in (~program.new, program.new) if group[ids].any()]
-    evaluations = []
-    for of_request in scores:
-        for group in groups if not evaluations else groups[:1]:
-            scored = []
-            for (roster, layout), of_block in zip(layouts, of_request):
-                scored_ids, where = clients_of(roster, layout)
-                chosen = group[scored_ids]
-                scored.append((scored_ids[chosen], take(of_block, where[chosen])))
-            evaluations.append(
-                evaluation(program.data.counts["train"], scored, pooled, program.federation.task)
-            )
-            pooled = None  # the server's model has one state
-    further = dict(zip(("new", "trained")[2 - len(groups) :], evaluations[1:]))
-    return evaluations[0]._replace(**further)
+    first, *new = groups or [~program.new]
+    reported = of_group(first, scores[0], pooled)  # the server's model has one state
+    if new:
+        reported = reported._replace(new=of_group(new[0], scores[0]))
+    if len(scores) > 1:
+        reported = reported._replace(trained=of_group(first, scores[1]))
+    return reported
 
 
 def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
