@@ -40,7 +40,6 @@ from fedjax_ht.lab.readers.source import (
     TaskName,
     dataset_of,
     named_in,
-    other_sums,
     read_options,
 )
 from fedjax_ht.lab.safe.arrays import opened_npz
@@ -56,10 +55,10 @@ _MODULES = {
     "mnist": "small_images",
     "cifar10": "small_images",
     "cifar100": "small_images",
-    "svhn": "photographs",
+    "svhn": "tfds",
     "tiny_imagenet": "photographs",
-    "flowers102": "photographs",
-    "food101": "photographs",
+    "flowers102": "tfds",
+    "food101": "tfds",
     "har": "motion",
     "pamap2": "motion",
     "camelyon17": "photographs",
@@ -251,25 +250,16 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
         if source.is_kept and argument and not places[0].is_dir():
             raise FileNotFoundError("no such folder")
         if not source.is_kept:
-            return dataset_of(name, _read(source, places, options), options)
+            return dataset_of(name, source.read(*places, options=options), options)
         sized = options._replace(image_size=options.image_size or source.size)
         folder = data_dir if data_dir and not argument else places[0]
         raw = cached(
             f"{prefix}-{sized.image_size or 'native'}",
             folder,
             places,
-            lambda target: _read(source, places, sized._replace(target=target)),
+            lambda target: source.read(*places, options=sized._replace(target=target)),
         )
         return dataset_of(name, raw, options)
-
-
-def _read(source: Source, places: Sequence[Path], options: ReadOptions) -> Raw:
-    """Reads a set, and compares the sums of its files with the publisher's."""
-    raw, warnings = source.read(*places, options=options), []
-    for place in places if source.md5 else ():
-        warnings += other_sums(source.md5, place)
-    record = dataclasses.replace(raw.reading, warnings=(*raw.reading.warnings, *warnings))
-    return raw._replace(reading=record)
 
 
 def _user_data(name: str, options: ReadOptions) -> Dataset:

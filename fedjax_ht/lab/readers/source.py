@@ -1,8 +1,6 @@
 """What readers take and return, and the declarations of data sets."""
 
 import dataclasses
-import functools
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.targets import multi_label_dataset, regression_dataset
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
-from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole, search, user_path
+from fedjax_ht.lab.safe.bounded import Origin, search, user_path
 
 TaskName = Literal["classification", "regression", "multi-label"]
 """The meaning of labels: classes, numbers to predict, or 0 and 1 for each of several labels."""
@@ -254,6 +252,13 @@ SHIPPED = Path(__file__).parent / "shipped"
 IN_PACKAGE = "it is part of the package, and nothing is to be downloaded"
 
 
+class File(NamedTuple):
+    """A publisher's file: its size in bytes, and its MD5 sum in hexadecimal digits."""
+
+    size: int
+    md5: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A data set that `load_dataset` reads, or a kind of them.
@@ -269,9 +274,8 @@ class Source:
       is_kept: True for a set that is kept on disk as it was read, see `registry.cached`.
       size: height and width of its images where a user names none; None for the native ones.
       home: URL of the folder with the files to download; "" where there is no such address.
-      files: sizes in bytes of the files to download into a folder of the set's name, by name.
-      md5: file name -> published MD5 sum, of the files to download and of those that they hold; the
-        content of a .gz goes by the name without that ending.
+      files: the files to download into a folder of the set's name, by name.
+      builder: the set's name in tensorflow-datasets, which then fetches and prepares it; else "".
       moments: mean and standard deviation of the pixels; None if they are not known.
     """
 
@@ -284,8 +288,8 @@ class Source:
     is_kept: bool = False
     size: int | None = None
     home: str = ""
-    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, File] = dataclasses.field(default_factory=dict)
+    builder: str = ""
     moments: Moments | None = None
 
     def places(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
@@ -307,36 +311,3 @@ class Source:
     def argument(self) -> str:
         """The kind of text behind the colon; "" for a set."""
         return self.name.partition(":")[2]
-
-
-# systems that allow MD5 only where it guards against no forger are told so
-md5 = functools.partial(hashlib.md5, usedforsecurity=False)
-
-
-def other_sums(sums: Mapping[str, str], place: Path) -> list[str]:
-    """Returns a line for each of a publisher's files that has another MD5 sum.
-
-    Args:
-      sums: file name -> MD5 sum, as `Source.md5`; files of other names pass.
-      place: the path of the file, or of a folder with such files.
-    """
-    lines = []
-    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
-        # gzip writes one content in many ways, so the content is compared where its sum is known
-        is_packed = path.suffix == ".gz" and path.stem in sums
-        expected = sums.get(path.stem if is_packed else path.name)
-        if expected is None:
-            continue
-        digest = md5(read_whole(path)).hexdigest() if is_packed else md5_of_file(path)
-        if digest != expected:
-            lines.append(
-                f"{path}: its MD5 sum is {digest}, the publisher's file has {expected}; it is read "
-                "all the same"
-            )
-    return lines
-
-
-def md5_of_file(path: Path) -> str:
-    """Returns the MD5 sum of a file, in hexadecimal digits; it is read in parts."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, md5).hexdigest()

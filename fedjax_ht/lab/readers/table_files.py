@@ -416,17 +416,12 @@ def read_ag_news(*files: Path, options: ReadOptions) -> Raw:
     return raw._replace(labels=numbers[raw.labels], class_names=TOPICS)
 
 
-AG_NEWS_MD5 = {
-    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
-    "test.csv": "d52ea96a97a2d943681189a97654912d",
-}
 AG_NEWS = Source(
     name="ag_news",
     about="its authors' folder has no address that a program could ask; put its train.csv and "
     "test.csv into DIR/ag_news",
     read=read_ag_news,
     origins=tuple(_AG_NEWS._replace(names=(file,)) for file in ("train.csv", "test.csv")),
-    md5=AG_NEWS_MD5,
 )
 AG_NEWS_TEST = Source(
     name="ag_news_test",
@@ -435,5 +430,4 @@ AG_NEWS_TEST = Source(
     origins=(
         _AG_NEWS._replace(names=("ag_news_test.csv", "test.csv"), folders=(*_AG_NEWS.folders, "")),
     ),
-    md5=AG_NEWS_MD5,
 )

@@ -1,6 +1,8 @@
 """Datasets prepared by tensorflow-datasets in its array_record format, read without TensorFlow."""
 
+import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +10,29 @@ import numpy as np
 
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import Pile, decode_all
-from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
+from fedjax_ht.lab.readers.source import (
+    CIFAR100_MOMENTS,
+    Moments,
+    Raw,
+    ReadOptions,
+    Source,
+    one_after_another,
+)
 from fedjax_ht.lab.safe.bounded import Origin, files_below, open_regular
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
-_ORIGIN = Origin(
-    "a set prepared in array_record format",
-    "pip install 'fedjax_ht[tfds]' and `fedjax-ht data get tfds:NAME --data_dir=DIR`, which runs "
-    "tfds.builder(NAME, file_format='array_record', data_dir=DIR).download_and_prepare()",
-)
+_SIZE = 64  # pixels, of sets of many sizes
 
 
-def read_tfds(folder: Path, options: ReadOptions) -> Raw:
-    """Reads a prepared set; its splits train, validation and test are official sets.
+def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _SPLITS) -> Raw:
+    """Reads a prepared set.
 
     Only what is already prepared is read: nothing is downloaded.
+
+    Args:
+      folder: the folder of the set.
+      options: the options.
+      splits: a split's name in the folder -> the official set that it is; others are not read.
     """
     prepared = sorted(path.parent for path in folder.rglob("dataset_info.json"))
     if not prepared:
@@ -48,15 +58,15 @@ def read_tfds(folder: Path, options: ReadOptions) -> Raw:
     ):
         raise ValueError(f"has the features {', '.join(features)}, not an image and a class label")
     try:  # our own decoding, so that every source treats image sizes alike
-        splits = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
+        data = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
     except (NotImplementedError, ImportError) as error:
         raise ValueError(
             f"prepared as {builder.info.file_format.value}, which only TensorFlow reads"
         ) from error
     parts, labels = {}, []
-    for split, name in _SPLITS.items():
-        if split in splits:
-            parts[name] = splits[split]
+    for split, name in splits.items():
+        if split in data:
+            parts[name] = data[split]
 
     def encoded():
         for name, examples in parts.items():
@@ -83,11 +93,58 @@ def _folder(dataset: str, data_dir: Path | None) -> Path:
     return root.expanduser() / dataset.replace(":", "/")
 
 
+def _origin(builder: str, get: str) -> Origin:
+    return Origin(
+        f"{builder} prepared in array_record format",
+        f"pip install 'fedjax_ht[tfds]' and {get}tfds.builder({builder!r}, "
+        "file_format='array_record', data_dir=DIR).download_and_prepare()",
+        names=(builder,),
+        folders=("",),
+    )
+
+
 TFDS = Source(
     name="tfds:NAME",
     about="any set that tensorflow-datasets knows, which fetches it",
     read=read_tfds,
-    origins=(_ORIGIN,),
+    origins=(_origin("NAME", "`fedjax-ht data get tfds:NAME --data_dir=DIR`, which runs "),),
     place=_folder,
     is_kept=True,
+)
+
+
+def _named(
+    name: str, builder: str, about: str, splits: Mapping[str, str] = _SPLITS, **fields: Any
+) -> Source:
+    """Declares a set that has a name of its own here."""
+    return Source(
+        name=name,
+        about=f"{about}; tensorflow-datasets fetches it, as {builder}",
+        read=functools.partial(read_tfds, splits=splits),
+        origins=(_origin(builder, ""),),
+        is_kept=True,
+        builder=builder,
+        **fields,
+    )
+
+
+SVHN = _named(
+    "svhn",
+    "svhn_cropped",
+    "99,289 house numbers, 32x32, 10 classes",
+    moments=Moments(mean=(0.5,), std=(0.5,)),
+)
+FLOWERS102 = _named(
+    "flowers102",
+    "oxford_flowers102",
+    "8,189 photographs of flowers, many sizes, 102 classes",
+    size=_SIZE,
+)
+FOOD101 = _named(
+    "food101",
+    "food101",
+    "101,000 photographs of dishes, many sizes, 101 classes",
+    {"train": "train", "validation": "test"},  # the publisher's test set
+    size=_SIZE,
+    moments=CIFAR100_MOMENTS,  # as in DFRD's released code
 )

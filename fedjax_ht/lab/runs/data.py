@@ -97,7 +97,7 @@ def line(source: Source, present: Sequence[Path]) -> str:
     if not source.files:  # nothing is downloaded
         return f"{source.name:<20}{source.about}"
     state = f"is there: {present[0]}" if present else "is not there"
-    size = f"{sum(source.files.values()) / 1e6:,.0f} MB"
+    size = f"{sum(file.size for file in source.files.values()) / 1e6:,.0f} MB"
     return f"{source.name:<20}{source.about}; {size} from {source.home}; {state}"
 
 

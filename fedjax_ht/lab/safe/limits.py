@@ -1,7 +1,7 @@
 """The limits on sizes that a file may ask for, which every reader keeps to.
 
 The largest files of known sets stay far below them: CIFAR-100's train batch has 154 MB and 300,000
-pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
+pickle steps, ImageNet-21k 21,841 classes.
 """
 
 from fedjax_ht.check.names import short

@@ -108,15 +108,10 @@ def npy_header(shape: str, dtype: str = "|u1") -> bytes:
 def bombs(size: int) -> dict[str, Attack]:
     """Little files that decompress to `size` bytes."""
     idx = bytes((0, 0, 8, 3)) + struct.pack(">3I", size // 784, 28, 28)
-    matrix = struct.pack(
-        "<12I8s2I", 14, size, 6, 8, 9, 0, 5, 8, size - 72, 1, 1, 1, b"X", 2, size - 72
-    )
-    mat = b"MATLAB 5.0".ljust(124) + b"\x00\x01IM"
-    squeezed = b"\x78\x9c" + deflated_zeros(size, matrix)
     shape = f"({size // 1024}, 32, 32)"
     labels = {"labels.npy": npy_header("(1,)") + b"\0"}
     npz = zip_bomb("images.npy", size, npy_header(shape), **labels)
-    cifar = functools.partial(dataset_file, "cifar-10-binary.tar.gz", "cifar10")
+    cifar = functools.partial(dataset_file, "cifar-10-python.tar.gz", "cifar10")
     tiny = functools.partial(dataset_file, "tiny-imagenet-200.zip", "tiny_imagenet")
     own = functools.partial(dataset_file, "x.npz", "npz:x.npz")
     image, har = "train/n1/images/a.JPEG", "train/Inertial Signals/body_acc_x_train.txt"
@@ -126,7 +121,7 @@ def bombs(size: int) -> dict[str, Attack]:
     config = {"config.json": b'{"num_clients": 1, "num_classes": 2}'}
     return {
         "idx.gz": dataset_file("train-images-idx3-ubyte.gz", "mnist", gzip_bomb(size, idx)),
-        "tar.gz": cifar(gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512))),
+        "tar.gz": cifar(gzip_bomb(size, tar_header("c/data_batch_1", size - 512))),
         "tar.gz, another file in it": cifar(gzip_bomb(size, tar_header("c/readme", size - 512))),
         "tar.gz, a name in it": cifar(gzip_bomb(size, long_name)),
         "tar.gz of nothing": cifar(gzip_bomb(size, tar_header("c/meta", 0))),
@@ -138,9 +133,6 @@ def bombs(size: int) -> dict[str, Attack]:
         ),
         "npz": own(npz),
         "npz, a long header": own(zip_bomb("images.npy", size, long_header, **labels)),
-        "mat": dataset_file(
-            "train_32x32.mat", "svhn", mat + struct.pack("<2I", 15, len(squeezed)) + squeezed
-        ),
         "client's npz": dataset_file("train/0.npz", "client_folders:.", client, **config),
         "csv.gz": dataset_file("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
         "weights": file_of_kind("weights", "x.pth", zip_bomb("top/data.pkl", size)),
@@ -225,10 +217,10 @@ def _zeros(folder: Path) -> tuple:
 
 
 def _sparse(folder: Path) -> tuple:
-    header = bytearray(tar_header("c/data_batch_1.bin", 0, tarfile.GNUTYPE_SPARSE))
+    header = bytearray(tar_header("c/data_batch_1", 0, tarfile.GNUTYPE_SPARSE))
     header[483:495] = b"%011o\0" % (HUGE - 1)  # its size when it is unpacked
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
-    (folder / "cifar-10-binary.tar").write_bytes(bytes(header) + bytes(1024))
+    (folder / "cifar-10-python.tar").write_bytes(bytes(header) + bytes(1024))
     return "dataset", "cifar10"
 
 
@@ -322,7 +314,6 @@ def pipes() -> dict[str, Attack]:
         ("cifar-10-python.tar.gz", "cifar10"),
         ("cifar-10-batches-py/data_batch_1", "cifar10"),
         ("tiny-imagenet-200.zip", "tiny_imagenet"),
-        ("train_32x32.mat", "svhn"),
         ("UCI HAR Dataset/train/y_train.txt", "har"),
         ("Protocol/subject101.dat", "pamap2"),
         ("x.npz", "npz:x.npz"),
@@ -459,7 +450,7 @@ def read(folder: Path, kind: str, argument: str) -> None:
     from fedjax_ht.lab.safe.torch_files import load_state_dict
 
     if kind == "dataset":
-        for file in SOURCES[argument].files if argument in ("mnist", "svhn") else ():
+        for file in SOURCES[argument].files if argument == "mnist" else ():
             if not (folder / file).exists() and not (folder / Path(file).stem).exists():
                 (folder / file).touch()  # no file of the set is missing
         load_dataset(argument, folder)

@@ -33,7 +33,7 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture
-def svhn(server):
+def pair(server):
     """Declarations by name, of one set whose home is the server."""
-    content = {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
-    return {"svhn": server.source("svhn", content)}
+    content = {"train.bin": TRAIN, "test.bin": TEST}
+    return {"pair": server.source("pair", content)}

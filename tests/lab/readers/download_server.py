@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import http.server
-import re
 import threading
 from pathlib import Path
 
@@ -12,10 +11,20 @@ import pytest
 
 from fedjax_ht.lab.readers.download import get
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.readers.source import Source
+from fedjax_ht.lab.readers.source import File, Source
+from fedjax_ht.lab.safe.bounded import Origin
 
 TRAIN, TEST = (np.random.default_rng(i).bytes(400_000 + i) for i in range(2))
-"""Contents of the two files that the tests take for SVHN's."""
+"""Contents of the two files of the set `PAIR`."""
+
+
+PAIR = Source(
+    name="pair",
+    about="made",
+    read=lambda *files, options: None,
+    origins=tuple(Origin(file, "make it", names=(file,)) for file in ("train.bin", "test.bin")),
+)
+"""A set of two files."""
 
 
 class Server:
@@ -23,15 +32,14 @@ class Server:
 
     Attributes:
       content: file name -> body.
-      requests: (file name, Range header or None) of each request.
+      requests: file names, one a request.
       cuts: bytes of a body after which the next connections end.
-      ranges: the server answers a Range header.
       held: connections stay open until it is set.
       home: address of the files.
     """
 
     def __init__(self):
-        self.content, self.requests, self.cuts, self.ranges = {}, [], [], True
+        self.content, self.requests, self.cuts = {}, [], []
         self.held = threading.Event()
         self.held.set()
         server = self
@@ -47,25 +55,17 @@ class Server:
         self.home = f"http://127.0.0.1:{self.server.server_port}/"
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        """Answers a request: 404, 416, or the body from where it is asked for."""
-        name, span = handler.path.strip("/"), handler.headers.get("Range")
-        self.requests.append((name, span))
-        body, start = self.content.get(name), 0
+        """Answers a request: 404, or the body."""
+        name = handler.path.strip("/")
+        self.requests.append(name)
+        body = self.content.get(name)
         if body is None:
             handler.send_error(404)
             return
-        if span and self.ranges:
-            start = int(re.fullmatch(r"bytes=(\d+)-", span)[1])
-        if start >= len(body):
-            handler.send_error(416)
-            return
-        handler.send_response(206 if start else 200)
-        if start:
-            handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        handler.send_header("Content-Length", str(len(body) - start))
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
-        end = start + self.cuts.pop(0) if self.cuts else None
-        handler.wfile.write(body[start:end])
+        handler.wfile.write(body[: self.cuts.pop(0) if self.cuts else None])
         self.held.wait()
 
     def source(self, name: str, content: dict[str, bytes]) -> Source:
@@ -77,11 +77,12 @@ class Server:
 def made(name: str, home: str, content: dict[str, bytes]) -> Source:
     """Returns the declaration of a set with other files, at another address."""
     return dataclasses.replace(
-        SOURCES[name],
+        SOURCES.get(name, PAIR),
         about="made",
         home=home,
-        files={file: len(body) for file, body in content.items()},
-        md5={file: hashlib.md5(body).hexdigest() for file, body in content.items()},
+        files={
+            file: File(len(body), hashlib.md5(body).hexdigest()) for file, body in content.items()
+        },
     )
 
 

@@ -14,7 +14,7 @@ from fedjax_ht.lab.readers.source import ReadOptions
 from fedjax_ht.lab.safe.torch_files import load_state_dict
 from tests.lab.readers.source_files import pixels, tar, write
 from tests.lab.readers.test_motion import har_files, write_files
-from tests.lab.readers.test_photographs import _write_svhn, _write_tiny_imagenet
+from tests.lab.readers.test_photographs import _write_tiny_imagenet
 from tests.lab.readers.test_photographs import _zip as _zipped
 from tests.lab.readers.test_small_images import _write_cifar, _write_mnist
 
@@ -32,8 +32,8 @@ def _idx(folder: Path, count: int) -> Path:
 
 
 def _cifar(folder: Path, count: int) -> Path:
-    path = folder / "cifar-10-binary.tar.gz"
-    tar(_write_cifar("cifar10", "bin", folder / "made")[0], path)
+    path = folder / "cifar-10-python.tar.gz"
+    tar(_write_cifar("cifar10", folder / "made")[0], path)
     shutil.rmtree(folder / "made")
     return path
 
@@ -46,11 +46,6 @@ def _npz(save: Callable) -> Callable[[Path, int], Path]:
         return folder / "x.npz"
 
     return make
-
-
-def _mat(folder: Path, count: int) -> Path:
-    _write_svhn(folder)
-    return folder / "train_32x32.mat"
 
 
 def _zip(folder: Path, count: int) -> Path:
@@ -142,7 +137,6 @@ FORMATS = {  # how a file is made, and read
     "idx.gz": (_idx, _dataset("mnist")),
     "npz, compressed": (_npz(np.savez_compressed), _dataset("npz:x.npz")),
     "npz, stored": (_npz(np.savez), _dataset("npz:x.npz")),
-    "mat": (_mat, _dataset("svhn")),
     "zip": (_zip, _dataset("tiny_imagenet")),
     "sensors' zip": (_har, _dataset("har")),
     "client's npz": (_clients, _dataset("client_folders:.")),

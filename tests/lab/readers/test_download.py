@@ -19,7 +19,7 @@ from fedjax_ht.lab.readers import dataset_names, load_dataset
 from fedjax_ht.lab.readers import download as module
 from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.registry import SOURCES
-from tests.lab.readers.download_server import TEST, TRAIN, error_of, files, made
+from tests.lab.readers.download_server import PAIR, TEST, TRAIN, error_of, files, made
 from tests.lab.readers.source_files import refused, tar
 from tests.lab.readers.test_small_images import _write_cifar, _write_mnist
 
@@ -27,22 +27,22 @@ pytestmark = pytest.mark.usefixtures("no_network")
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
+def test_a_download_lies_where_the_reader_looks(tmp_path, server, pair):
     lines = []
-    paths = get("svhn", tmp_path / "data", lines.append, svhn)
-    assert paths == SOURCES["svhn"].places("", tmp_path / "data")
-    assert files(tmp_path / "data") == {"svhn/train_32x32.mat": TRAIN, "svhn/test_32x32.mat": TEST}
-    assert len(lines) == 2 and f"{server.home}train_32x32.mat, 400,000 bytes" in lines[0]
-    assert server.requests == [("train_32x32.mat", None), ("test_32x32.mat", None)]
-    assert get("svhn", tmp_path / "data", lines.append, svhn) == paths  # does nothing
-    assert len(server.requests) == 2 and lines[2].startswith("svhn is there: ")
+    paths = get("pair", tmp_path / "data", lines.append, pair)
+    assert paths == PAIR.places("", tmp_path / "data")
+    assert files(tmp_path / "data") == {"pair/train.bin": TRAIN, "pair/test.bin": TEST}
+    assert len(lines) == 2 and f"{server.home}train.bin, 400,000 bytes" in lines[0]
+    assert server.requests == ["train.bin", "test.bin"]
+    assert get("pair", tmp_path / "data", lines.append, pair) == paths  # does nothing
+    assert len(server.requests) == 2 and lines[2].startswith("pair is there: ")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_a_downloaded_set_is_read(tmp_path, server, name):
     """Archives are read as they are, and gzipped files too."""
     if name == "cifar10":
-        folder, images, _ = _write_cifar(name, "python", tmp_path / "made")
+        folder, images, _ = _write_cifar(name, tmp_path / "made")
         tar(folder, tmp_path / "made/cifar-10-python.tar.gz")
         archives = {
             "cifar-10-python.tar.gz": (tmp_path / "made/cifar-10-python.tar.gz").read_bytes()
@@ -57,121 +57,79 @@ def test_a_downloaded_set_is_read(tmp_path, server, name):
     np.testing.assert_array_equal(load_dataset(name, tmp_path / "data").inputs, images)
 
 
-def test_a_cut_download_goes_on_at_once(tmp_path, server, svhn):
-    server.cuts = [150_000, 100_000]
-    get("svhn", tmp_path, sources=svhn)
-    assert server.requests[:3] == [
-        ("train_32x32.mat", r) for r in (None, "bytes=150000-", "bytes=250000-")
-    ]
-    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
-
-
-def test_a_cut_download_goes_on_by_the_same_command(tmp_path, server, svhn, monkeypatch):
-    monkeypatch.setattr(module, "_TRIES", 1)
+def test_a_cut_download_begins_anew(tmp_path, server, pair):
     server.cuts = [150_000]
-    message = error_of(OSError, "svhn", tmp_path, print, svhn)
-    assert "ended after 150,000 of 400,000 bytes" in message
-    assert "the same command goes on" in message
-    assert files(tmp_path / "svhn") == {"train_32x32.mat.part": TRAIN[:150_000]}
-    with pytest.raises(FileNotFoundError):
-        SOURCES["svhn"].places("", tmp_path)
-    get("svhn", tmp_path, sources=svhn)
-    assert server.requests[1] == ("train_32x32.mat", "bytes=150000-")
-    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
+    message = error_of(OSError, "pair", tmp_path, print, pair)
+    assert "ended after 150,000 of 400,000 bytes of the publisher's file; try again" in message
+    assert not files(tmp_path)
+    get("pair", tmp_path, sources=pair)
+    assert files(tmp_path / "pair") == {"train.bin": TRAIN, "test.bin": TEST}
 
 
-@pytest.mark.parametrize("left", [TRAIN[:150_000], TRAIN + b"more", TRAIN])
-def test_a_server_that_sends_only_whole_files(tmp_path, server, svhn, left):
-    """A killed process may have left a part of any length."""
-    server.ranges = False
-    (tmp_path / "svhn").mkdir()
-    (tmp_path / "svhn/train_32x32.mat.part").write_bytes(left)
-    get("svhn", tmp_path, sources=svhn)
-    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
-
-
-def test_a_part_that_is_longer_than_the_file(tmp_path, server, svhn):
-    (tmp_path / "svhn").mkdir()
-    (tmp_path / "svhn/train_32x32.mat.part").write_bytes(TRAIN + b"more")
-    get("svhn", tmp_path, sources=svhn)
-    assert [span for _, span in server.requests] == ["bytes=400004-", None, None]
-    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
+def test_a_part_that_was_left_is_replaced(tmp_path, pair):
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair/train.bin.part").write_bytes(TRAIN + b"more")
+    get("pair", tmp_path, sources=pair)
+    assert files(tmp_path / "pair") == {"train.bin": TRAIN, "test.bin": TEST}
 
 
 def test_a_process_that_is_killed_leaves_only_the_part(tmp_path, server):
-    source = server.source("svhn", {"train_32x32.mat": TRAIN})
+    source = server.source("pair", {"train.bin": TRAIN})
     server.cuts, server.held = [300_000], threading.Event()
     code = f"""
 import dataclasses
 from fedjax_ht.lab.readers.download import get
-from fedjax_ht.lab.readers.registry import SOURCES
-others = dict(home={source.home!r}, files={source.files!r}, md5={source.md5!r})
-get("svhn", {str(tmp_path)!r}, sources={{"svhn": dataclasses.replace(SOURCES["svhn"], **others)}})
+from fedjax_ht.lab.readers.source import File
+from tests.lab.readers.download_server import PAIR
+others = dict(home={source.home!r}, files={source.files!r})
+get("pair", {str(tmp_path)!r}, sources={{"pair": dataclasses.replace(PAIR, **others)}})
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
-    part, end = tmp_path / "svhn/train_32x32.mat.part", time.monotonic() + 60
+    part, end = tmp_path / "pair/train.bin.part", time.monotonic() + 60
     while not (part.exists() and part.stat().st_size) and time.monotonic() < end:
         time.sleep(0.01)
     process.kill()
     process.wait()
     server.held.set()
-    assert 0 < len(files(tmp_path).pop("svhn/train_32x32.mat.part")) <= 300_000
+    assert 0 < len(files(tmp_path).pop("pair/train.bin.part")) <= 300_000
     assert len(files(tmp_path)) == 1
-    content = {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
-    svhn = {"svhn": server.source("svhn", content)}
-    get("svhn", tmp_path, sources=svhn)
-    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
+    content = {"train.bin": TRAIN, "test.bin": TEST}
+    pair = {"pair": server.source("pair", content)}
+    get("pair", tmp_path, sources=pair)
+    assert files(tmp_path / "pair") == {"train.bin": TRAIN, "test.bin": TEST}
 
 
-def test_a_wrong_sum_is_one_line_and_no_file(tmp_path, server, svhn):
+def test_a_wrong_sum_is_one_line_and_no_file(tmp_path, server, pair):
     wrong = bytes([TRAIN[0] ^ 1]) + TRAIN[1:]
-    server.content["train_32x32.mat"] = wrong
-    message = error_of(ValueError, "svhn", tmp_path, print, svhn)
+    server.content["train.bin"] = wrong
+    message = error_of(ValueError, "pair", tmp_path, print, pair)
     assert hashlib.md5(wrong).hexdigest() in message and hashlib.md5(TRAIN).hexdigest() in message
     assert not files(tmp_path)
-    server.content["train_32x32.mat"] = TRAIN
-    get("svhn", tmp_path, sources=svhn)
+    server.content["train.bin"] = TRAIN
+    get("pair", tmp_path, sources=pair)
 
 
-def test_a_file_that_does_not_end(tmp_path, server, svhn):
-    server.content["train_32x32.mat"] = TRAIN * 3
-    assert "longer than the 400,000 bytes" in error_of(ValueError, "svhn", tmp_path, print, svhn)
+def test_a_file_that_does_not_end(tmp_path, server, pair):
+    server.content["train.bin"] = TRAIN * 3
+    assert "longer than the 400,000 bytes" in error_of(ValueError, "pair", tmp_path, print, pair)
     assert not files(tmp_path)
 
 
-def test_another_file_of_the_name_is_not_replaced(tmp_path, server, svhn):
-    (tmp_path / "svhn").mkdir()
-    (tmp_path / "svhn/train_32x32.mat").write_bytes(b"mine")
-    message = error_of(ValueError, "svhn", tmp_path, print, svhn)
+def test_another_file_of_the_name_is_not_replaced(tmp_path, server, pair):
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair/train.bin").write_bytes(b"mine")
+    message = error_of(ValueError, "pair", tmp_path, print, pair)
     assert hashlib.md5(b"mine").hexdigest() in message and hashlib.md5(TRAIN).hexdigest() in message
-    assert files(tmp_path) == {"svhn/train_32x32.mat": b"mine"} and not server.requests
+    assert files(tmp_path) == {"pair/train.bin": b"mine"} and not server.requests
 
 
-def test_gzip_of_another_hand_is_the_same_file(tmp_path, server):
-    content = gzip.compress(TRAIN, 1)
-    names = list(SOURCES["mnist"].files)
-    source = server.source("mnist", dict.fromkeys(names, content))
-    contents = dict.fromkeys([name.removesuffix(".gz") for name in names], TRAIN)
-    sums = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
-    sources = {"mnist": dataclasses.replace(source, md5={**source.md5, **sums})}
-    (tmp_path / "mnist").mkdir()
-    for name in names:
-        (tmp_path / "mnist" / name).write_bytes(gzip.compress(TRAIN, 9))
-    get("mnist", tmp_path, sources=sources)
-    assert not server.requests
-    (tmp_path / "mnist" / names[2]).write_bytes(content[:-1])
-    assert names[2] in error_of(ValueError, "mnist", tmp_path, print, sources)
-
-
-def test_no_such_file_and_no_connection(tmp_path, server, svhn):
-    del server.content["test_32x32.mat"]
-    assert "test_32x32.mat: the server answers 404" in error_of(
-        OSError, "svhn", tmp_path, print, svhn
-    )
-    assert files(tmp_path) == {"svhn/train_32x32.mat": TRAIN}  # stays
-    svhn = {"svhn": dataclasses.replace(svhn["svhn"], home="http://127.0.0.1:9/")}
-    message = error_of(OSError, "svhn", tmp_path, print, svhn)
-    assert message.startswith("http://127.0.0.1:9/test_32x32.mat: no connection (")
+def test_no_such_file_and_no_connection(tmp_path, server, pair):
+    del server.content["test.bin"]
+    assert "test.bin: the server answers 404" in error_of(OSError, "pair", tmp_path, print, pair)
+    assert files(tmp_path) == {"pair/train.bin": TRAIN}  # stays
+    pair = {"pair": dataclasses.replace(pair["pair"], home="http://127.0.0.1:9/")}
+    message = error_of(OSError, "pair", tmp_path, print, pair)
+    assert message.startswith("http://127.0.0.1:9/test.bin: no connection (")
     assert len(server.requests) == 2
 
 
@@ -180,7 +138,6 @@ def test_no_such_file_and_no_connection(tmp_path, server, svhn):
     [
         (b"no HTTP at all\r\n\r\n", "no HTTP at all"),
         (b"", "without response"),
-        (b"HTTP/1.1 206 OK\r\nContent-Range: bytes 7-9/10\r\n\r\nabc", "another part"),
     ],
 )
 def test_a_server_of_another_kind(tmp_path, server, answer, reason):
@@ -196,10 +153,10 @@ def test_a_server_of_another_kind(tmp_path, server, answer, reason):
         thread = threading.Thread(target=serve)
         thread.start()
         home = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        sources = {"svhn": made("svhn", home, {"train_32x32.mat": bytes(10)})}
-        message = error_of(OSError, "svhn", tmp_path, print, sources)
+        sources = {"pair": made("pair", home, {"train.bin": bytes(10)})}
+        message = error_of(OSError, "pair", tmp_path, print, sources)
         thread.join()
-    assert message.startswith(f"{home}train_32x32.mat: ") and reason in message
+    assert message.startswith(f"{home}train.bin: ") and reason in message
     assert not files(tmp_path)
 
 
@@ -216,11 +173,13 @@ def test_every_name_is_listed(tmp_path):
     assert [name for name, present in lines.items() if present] == ["cifar10"]
     for source in downloads.values():
         assert re.fullmatch(r"https?://[a-z0-9.-]+/(\S+/)?", source.home)
-        for file, size in source.files.items():
-            assert len(source.md5[file]) == 32 and size > 0
+        for file in source.files.values():
+            assert len(file.md5) == 32 and file.size > 0
 
 
-@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.files])
+@pytest.mark.parametrize(
+    "name", [name for name, source in SOURCES.items() if source.files or source.builder]
+)
 def test_a_missing_set_names_the_command(tmp_path, name):
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -251,6 +210,7 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
     assert "tensorflow-datasets says division by zero" in error_of(
         ValueError, "tfds:emnist", tmp_path
     )
+    assert "food101" in error_of(ValueError, "food101", tmp_path)  # a set of its own name here
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'fedjax_ht[tfds]'" in error_of(ImportError, "tfds:emnist", tmp_path)
     refused("data get tfds:NAME", "tfds:emnist", tmp_path, kind=FileNotFoundError)
@@ -260,12 +220,12 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def commanded(capsys, monkeypatch, svhn):
+def commanded(capsys, monkeypatch, pair):
     """Runs the command line in this process: (exit code, stdout, stderr)."""
     from fedjax_ht.lab import cli
     from fedjax_ht.lab.runs import data
 
-    monkeypatch.setattr(module, "SOURCES", dict(SOURCES) | svhn)
+    monkeypatch.setattr(module, "SOURCES", dict(SOURCES) | pair)
 
     def run(*arguments):
         code = 0
@@ -280,13 +240,13 @@ def commanded(capsys, monkeypatch, svhn):
 
 
 def test_the_command_line(tmp_path, server, commanded):
-    code, out, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
+    code, out, err = commanded("get", "pair", f"--data_dir={tmp_path}")
     assert code == 0 and err == ""
-    assert out.splitlines()[-1].startswith("read it by --config.dataset.name=svhn")
+    assert out.splitlines()[-1].startswith("read it by --config.dataset.name=pair")
     code, out, _ = commanded("list", f"--data_dir={tmp_path}")
-    assert code == 0 and len(out.splitlines()) == len(dataset_names())
+    assert code == 0 and len(out.splitlines()) == len(dataset_names()) + 1
     assert (
-        f"svhn                made; 1 MB from {server.home}; is there: {tmp_path}/svhn/train_32x32.mat"
+        f"pair                made; 1 MB from {server.home}; is there: {tmp_path}/pair/train.bin"
         in out
     )
 

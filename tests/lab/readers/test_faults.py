@@ -39,11 +39,11 @@ def test_a_fault_in_a_cache(tmp_path, monkeypatch, which, is_kept):
 
 
 @some_or_all
-def test_a_fault_in_a_download(tmp_path, server, svhn, which):
-    whole = {"svhn/train_32x32.mat": TRAIN, "svhn/test_32x32.mat": TEST}
+def test_a_fault_in_a_download(tmp_path, server, pair, which):
+    whole = {"pair/train.bin": TRAIN, "pair/test.bin": TEST}
 
     def download(folder):
-        get("svhn", folder, lambda line: None, svhn)
+        get("pair", folder, lambda line: None, pair)
 
     def check(folder, is_through):
         left = files(folder)

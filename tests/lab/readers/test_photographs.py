@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.io import savemat
 
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, tar, write
+from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, write
 
 
 def _zip(folder: Path, archive: Path) -> None:
@@ -79,71 +78,6 @@ def test_truncated_zip(tmp_path):
     assert load_error(ValueError, "tiny_imagenet", tmp_path).startswith(str(archive))
 
 
-def _write_flowers(root: Path) -> list[np.ndarray]:
-    images = [
-        np.full((h, w, 3), 30 * i, np.uint8)
-        for i, (h, w) in enumerate([(80, 100), (90, 70), (64, 64), (70, 200)])
-    ]
-    for i, image in enumerate(images, 1):
-        write(root / f"jpg/image_{i:05d}.jpg", encoded(image, "JPEG"))
-    savemat(root / "imagelabels.mat", {"labels": np.array([[1, 102, 5, 5]], np.uint8)})
-    savemat(root / "setid.mat", {"trnid": [[3, 1]], "valid": [[2]], "tstid": [[4]]})
-    return images
-
-
-@pytest.mark.parametrize("archived", [False, True])
-def test_flowers102(tmp_path, archived):
-    _write_flowers(tmp_path)
-    if archived:
-        tar(tmp_path / "jpg", tmp_path / "102flowers.tgz")
-        for path in (tmp_path / "jpg").iterdir():
-            path.unlink()
-        (tmp_path / "jpg").rmdir()
-    dataset = load_dataset("flowers102", tmp_path)
-    assert dataset.inputs.shape == (4, 64, 64, 3) and dataset.num_classes == 102
-    np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 30, 60, 90], atol=1)
-    assert dataset.labels.tolist() == [0, 101, 4, 4]
-    assert sets(dataset) == {"train": [2, 0], "val": [1], "test": [3]}
-    assert load_dataset("flowers102", tmp_path, 16).inputs.shape == (4, 16, 16, 3)
-
-
-def test_damaged_flowers102(tmp_path):
-    _write_flowers(tmp_path)
-    (tmp_path / "jpg/image_00002.jpg").write_bytes(b"\xff\xd8 no image")
-    refused("image image_00002 cannot be decoded", "flowers102", tmp_path)
-    (tmp_path / "jpg/image_00002.jpg").unlink()
-    refused("such as image_00002", "flowers102", tmp_path)
-    savemat(tmp_path / "setid.mat", {"trnid": [[3, 1]], "valid": [[2]], "tstid": [[5]]})
-    assert load_error(ValueError, "flowers102", tmp_path).startswith(str(tmp_path / "setid.mat"))
-
-
-def _write_food(root: Path) -> Path:
-    folder = root / "food-101"
-    lists = {"train": ["pie/10", "pie/9", "soup/1"], "test": ["soup/2", "pie/3"]}
-    for split, keys in lists.items():
-        write(folder / f"meta/{split}.txt", "\n".join(keys))
-        for key in keys:
-            write(
-                folder / f"images/{key}.jpg",
-                encoded(np.full((80, 120, 3), 20 * int(key[-1]), np.uint8), "JPEG"),
-            )
-    return folder
-
-
-@pytest.mark.parametrize("form", ["folder", "archive", "inside"])
-def test_food101(tmp_path, form):
-    folder = _write_food(tmp_path / "made")
-    if form == "archive":
-        tar(folder, tmp_path / "food-101.tar.gz")
-    dataset = load_dataset(
-        "food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form]
-    )
-    assert dataset.inputs.shape == (5, 64, 64, 3) and dataset.class_names == ("pie", "soup")
-    np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 180, 20, 40, 60], atol=1)
-    assert dataset.labels.tolist() == [0, 0, 1, 1, 0]
-    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
-
-
 # Camelyon17
 
 COLUMNS = ",patient,node,x_coord,y_coord,tumor,slide,center,split"
@@ -201,55 +135,3 @@ def test_damaged_camelyon17(tmp_path):
         assert message.startswith(f"{tmp_path}: ") and reason in message
     write(tmp_path / "metadata.csv", COLUMNS)
     refused("it has no rows", "camelyon17", tmp_path)
-
-
-def _write_svhn(folder: Path) -> np.ndarray:
-    images = pixels(5, 32, 32, 3)
-    for split, part, labels in (("train", slice(3), [10, 1, 9]), ("test", slice(3, 5), [2, 10])):
-        arrays = {"X": images[part].transpose(1, 2, 3, 0), "y": np.array(labels, np.uint8)[:, None]}
-        savemat(folder / f"{split}_32x32.mat", arrays, do_compression=True)
-    return images
-
-
-def test_svhn(tmp_path):
-    images = _write_svhn(tmp_path)
-    dataset = load_dataset("svhn", tmp_path)
-    np.testing.assert_array_equal(dataset.inputs, images)
-    assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
-    assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
-
-
-@pytest.mark.parametrize("keep", [0, 100, 2000])
-def test_damaged_svhn(tmp_path, keep):
-    _write_svhn(tmp_path)
-    path = tmp_path / "test_32x32.mat"
-    path.write_bytes(path.read_bytes()[:keep])
-    assert load_error(ValueError, "svhn", tmp_path).startswith(str(path))
-
-
-def test_svhn_of_other_arrays(tmp_path):
-    _write_svhn(tmp_path)
-    savemat(tmp_path / "test_32x32.mat", {"digits": np.zeros(3)})
-    refused("such as X", "svhn", tmp_path)
-    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))})
-    refused("not uint8", "svhn", tmp_path)
-
-
-@pytest.mark.parametrize("label", [11, 17, 255, -1, -1.5, 3.9, np.nan, np.inf])
-def test_svhn_of_labels_that_are_no_digits(tmp_path, label):
-    _write_svhn(tmp_path)
-    path = tmp_path / "test_32x32.mat"
-    savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [label]])})
-    message = load_error(ValueError, "svhn", tmp_path)
-    assert message.startswith(
-        f"{path}: y has the label {label:g}; labels are whole numbers from 1 to 10"
-    )
-
-
-def test_svhn_of_labels_from_0(tmp_path):
-    _write_svhn(tmp_path)
-    savemat(
-        tmp_path / "test_32x32.mat",
-        {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0.0], [9.0]])},
-    )
-    assert load_dataset("svhn", tmp_path).labels.tolist() == [0, 1, 9, 0, 9]

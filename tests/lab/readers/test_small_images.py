@@ -1,7 +1,6 @@
 """Sets of raw pixels, from tiny files in the formats of their publishers."""
 
 import gzip
-import hashlib
 import pickle
 import struct
 from pathlib import Path
@@ -9,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.readers import load_dataset, photographs, small_images
-from fedjax_ht.lab.readers.registry import _load
-from fedjax_ht.lab.readers.source import other_sums
+from fedjax_ht.lab.readers import load_dataset
 from tests.lab.readers.source_files import load_error, pixels, sets, tar, write
 
 # MNIST and Fashion-MNIST
@@ -113,22 +110,22 @@ def _py2_pickle(batch: dict) -> bytes:
     return b"\x80\x02" + dump(batch) + b"."
 
 
-CIFAR = {  # files of images, the folder's name, the keys of the python version
+CIFAR = {  # files of images, the folder's name, the keys
     "cifar10": (
         [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"],
-        "cifar-10",
-        "labels",
-        "label_names",
+        "cifar-10-batches-py",
+        ("labels", "label_names", "batches.meta"),
     ),
-    "cifar100": (["train", "test"], "cifar-100", "fine_labels", "fine_label_names"),
+    "cifar100": (
+        ["train", "test"],
+        "cifar-100-python",
+        ("fine_labels", "fine_label_names", "meta"),
+    ),
 }
 
 
-def _write_cifar(
-    name: str, kind: str, root: Path, dump=_py2_pickle
-) -> tuple[Path, np.ndarray, np.ndarray]:
-    files, stem, labels_key, names_key = CIFAR[name]
-    folder = root / f"{stem}-{'batches-' * (name == 'cifar10')}{kind}"
+def _write_cifar(name: str, root: Path, dump=_py2_pickle) -> tuple[Path, np.ndarray, np.ndarray]:
+    files, folder, (labels_key, names_key, meta) = CIFAR[name]
     classes = [f"class{i}" for i in range(int(name[5:]))]
     images, labels = (
         pixels(2 * len(files), 3, 32, 32),
@@ -136,21 +133,10 @@ def _write_cifar(
     )
     for i, file in enumerate(files):
         rows, of_file = images[2 * i : 2 * i + 2].reshape(2, 3072), labels[2 * i : 2 * i + 2]
-        if kind.startswith("py"):
-            content = dump({labels_key: of_file.tolist(), "data": rows, "filenames": [b"a", b"b"]})
-            write(folder / file, content)
-        else:
-            coarse = np.zeros((2, int(name == "cifar100")), np.uint8)
-            write(folder / f"{file}.bin", np.c_[coarse, of_file.astype(np.uint8), rows].tobytes())
-    if kind.startswith("py"):
-        write(
-            folder / ("meta" if name == "cifar100" else "batches.meta"),
-            dump({names_key: [c.encode() for c in classes]}),
-        )
-    else:
-        meta = "fine_label_names.txt" if name == "cifar100" else "batches.meta.txt"
-        write(folder / meta, "\n".join([*classes, ""]))
-    return folder, images.transpose(0, 2, 3, 1), labels
+        content = dump({labels_key: of_file.tolist(), "data": rows, "filenames": [b"a", b"b"]})
+        write(root / folder / file, content)
+    write(root / folder / meta, dump({names_key: [c.encode() for c in classes]}))
+    return root / folder, images.transpose(0, 2, 3, 1), labels
 
 
 def _check_cifar(dataset, images, labels):
@@ -162,27 +148,20 @@ def _check_cifar(dataset, images, labels):
     assert dataset.preprocess.mean.tolist() == [0.5, 0.5, 0.5]
 
 
-KINDS = [("cifar10", "py"), ("cifar10", "bin"), ("cifar100", "python"), ("cifar100", "binary")]
-
-
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_cifar_extracted(tmp_path, name, kind):
-    folder, images, labels = _write_cifar(name, kind, tmp_path)
+@pytest.mark.parametrize("name", CIFAR)
+def test_cifar_extracted(tmp_path, name):
+    folder, images, labels = _write_cifar(name, tmp_path)
     _check_cifar(load_dataset(name, tmp_path), images, labels)
     _check_cifar(load_dataset(name, folder), images, labels)  # the extracted folder itself
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("name", CIFAR)
 @pytest.mark.parametrize("ending", [".tar.gz", ".tar"])
-def test_cifar_archive(tmp_path, name, kind, ending):
-    folder, images, labels = _write_cifar(name, kind, tmp_path / "made")
-    version = "python" if kind.startswith("py") else "binary"
+def test_cifar_archive(tmp_path, name, ending):
+    folder, images, labels = _write_cifar(name, tmp_path / "made")
     (tmp_path / name).mkdir()
-    tar(
-        folder,
-        tmp_path / name / f"{CIFAR[name][1]}-{version}{ending}",
-        "w:gz" if "gz" in ending else "w",
-    )
+    archive = f"cifar-{name[5:]}-python{ending}"
+    tar(folder, tmp_path / name / archive, "w:gz" if "gz" in ending else "w")
     _check_cifar(load_dataset(name, tmp_path), images, labels)
 
 
@@ -193,12 +172,12 @@ def test_cifar_repickled_with_bytes_as_keys(tmp_path, protocol):
     def dump(batch):
         return pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol)
 
-    _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
+    _, images, labels = _write_cifar("cifar10", tmp_path, dump)
     _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
 
 
 def test_cifar_pickle_runs_nothing(tmp_path):
-    folder, _, _ = _write_cifar("cifar10", "py", tmp_path)
+    folder, _, _ = _write_cifar("cifar10", tmp_path)
     target = tmp_path / "written"
     write(folder / "data_batch_3", b"cposix\nsystem\n(S'touch " + str(target).encode() + b"'\ntR.")
     message = load_error(ValueError, "cifar10", tmp_path)
@@ -206,24 +185,21 @@ def test_cifar_pickle_runs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "content", "reason"),
+    ("file", "content", "reason"),
     [
-        ("bin", "data_batch_2.bin", b"\0" * 3072, "3072 bytes"),
-        ("bin", "test_batch.bin", b"", "0 bytes"),
-        ("bin", "data_batch_2.bin", None, "data_batch_2.bin"),
-        ("py", "batches.meta", None, "batches.meta"),
+        ("data_batch_2", None, "data_batch_2"),
+        ("batches.meta", None, "1 of 7 files are missing"),
         (
-            "py",
             "data_batch_1",
             pickle.dumps({"data": np.zeros((2, 3)), "labels": [0, 1]}),
             "uint8 data",
         ),
-        ("py", "data_batch_1", pickle.dumps([1]), "list"),
-        ("py", "data_batch_1", b"\x80\x02}", "pickle"),
+        ("data_batch_1", pickle.dumps([1]), "list"),
+        ("data_batch_1", b"\x80\x02}", "pickle"),
     ],
 )
-def test_damaged_cifar(tmp_path, kind, file, content, reason):
-    folder, _, _ = _write_cifar("cifar10", kind, tmp_path)
+def test_damaged_cifar(tmp_path, file, content, reason):
+    folder, _, _ = _write_cifar("cifar10", tmp_path)
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     message = load_error(ValueError, "cifar10", tmp_path)
     assert message.startswith(str(folder)) and reason in message and "Krizhevsky" in message
@@ -231,44 +207,8 @@ def test_damaged_cifar(tmp_path, kind, file, content, reason):
 
 @pytest.mark.parametrize("keep", [0.5, 0.0])
 def test_truncated_cifar_archive(tmp_path, keep):
-    folder, _, _ = _write_cifar("cifar10", "py", tmp_path / "made")
+    folder, _, _ = _write_cifar("cifar10", tmp_path / "made")
     archive = tmp_path / "cifar-10-python.tar.gz"
     tar(folder, archive)
     archive.write_bytes(archive.read_bytes()[: int(keep * archive.stat().st_size)])
     assert load_error(ValueError, "cifar10", tmp_path).startswith(str(archive))
-
-
-def sums_said(caplog) -> list[str]:
-    """The lines about sums since the last call."""
-    lines = [message for message in caplog.messages if "MD5 sum" in message]
-    caplog.clear()
-    return lines
-
-
-def test_the_right_sum_and_other_names_say_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(photographs.SVHN.md5, "train_32x32.mat", hashlib.md5(b"abc").hexdigest())
-    (tmp_path / "train_32x32.mat").write_bytes(b"abc")
-    assert other_sums(photographs.SVHN.md5, tmp_path / "train_32x32.mat") == []
-    assert other_sums(small_images.IDX_MD5["mnist"], tmp_path / "train_32x32.mat") == []
-    assert other_sums({tmp_path.name: "0" * 32}, tmp_path) == []  # an extracted folder
-
-
-@pytest.mark.parametrize("compresslevel", [1, 9])
-def test_readers_check_what_they_read(tmp_path, caplog, monkeypatch, compresslevel):
-    """However gzip wrote it, an idx file is known by what is in it."""
-    _write_mnist(tmp_path)
-    for path in tmp_path.iterdir():
-        content = path.read_bytes()
-        monkeypatch.setitem(
-            small_images.IDX_MD5["mnist"], path.name, hashlib.md5(content).hexdigest()
-        )
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content, compresslevel))
-        path.unlink()
-    load_dataset("mnist", tmp_path)
-    assert not sums_said(caplog)
-    monkeypatch.setitem(small_images.IDX_MD5["mnist"], "t10k-labels-idx1-ubyte", "0" * 32)
-    _load.cache_clear()
-    for _ in range(2):  # the second from memory: the line is there each time
-        load_dataset("mnist", tmp_path)
-        (line,) = sums_said(caplog)
-        assert line.startswith(f"mnist: {tmp_path / 't10k-labels-idx1-ubyte.gz'}: its MD5 sum is")

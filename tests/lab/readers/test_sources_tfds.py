@@ -2,6 +2,7 @@
 
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +11,16 @@ from fedjax_ht.lab.readers import load_dataset
 from tests.lab.readers.source_files import encoded, load_error, refused, write
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images
-    and 2 of test."""
+def prepare(root: Path, name: str, splits: tuple[str, str] = ("train", "test")) -> None:
+    """Prepares a set of this class's name in array_record format: 3 images of the first split and 2
+    of the second."""
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
 
-    root = tmp_path_factory.mktemp("tfds")
-
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path, code_path = root, None  # tensorflow-datasets need not look for this file
+        # tensorflow-datasets need not look for this file
+        name, pkg_dir_path, code_path = "", root, None
 
         def _info(self):
             features = {
@@ -35,9 +34,10 @@ def prepared(tmp_path_factory):
             )
 
         def _split_generators(self, dl_manager):
+            first, second = splits
             return {
-                "test": self._generate_examples([3, 4]),
-                "train": self._generate_examples([0, 1, 2]),
+                second: self._generate_examples([3, 4]),
+                first: self._generate_examples([0, 1, 2]),
             }
 
         def _generate_examples(self, values):
@@ -47,7 +47,15 @@ def prepared(tmp_path_factory):
                     {"image": io.BytesIO(encoded(np.full((8, 6, 3), i, np.uint8))), "label": i % 2},
                 )
 
-    Tiny(data_dir=root, file_format="array_record").download_and_prepare()
+    Builder.name = name
+    Builder(data_dir=root, file_format="array_record").download_and_prepare()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A tensorflow-datasets folder with the set "tiny"."""
+    root = tmp_path_factory.mktemp("tfds")
+    prepare(root, "tiny")
     return root
 
 
@@ -60,6 +68,24 @@ def test_tfds(prepared):
     np.testing.assert_array_equal(dataset.labels, values % 2)
     assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
     assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "builder", "splits", "size"),
+    [
+        ("svhn", "svhn_cropped", ("train", "test"), (8, 6)),
+        ("flowers102", "oxford_flowers102", ("train", "test"), (64, 64)),
+        ("food101", "food101", ("train", "validation"), (64, 64)),
+    ],
+)
+def test_sets_of_a_name_of_their_own(tmp_path, name, builder, splits, size):
+    message = load_error(FileNotFoundError, name, tmp_path)
+    assert f"data get {name}" in message and f"tfds.builder({builder!r}, " in message
+    assert "pip install 'fedjax_ht[tfds]'" in message
+    prepare(tmp_path, builder, splits)
+    dataset = load_dataset(name, tmp_path)
+    assert dataset.inputs.shape == (5, *size, 3)
+    assert {key: len(rows) for key, rows in dataset.official.items()} == {"train": 3, "test": 2}
 
 
 def test_tfds_not_prepared(tmp_path):
