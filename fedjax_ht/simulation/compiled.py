@@ -25,7 +25,6 @@ from fedjax_ht.simulation.report import Evaluation, evaluation, without_attacker
 from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
-    blocks,
     clients_of,
     idle_lane_steps,
     lay_out,
@@ -255,10 +254,10 @@ def _plan(
     clients = program.clients[name]
     roster, store = clients.roster, clients.programs.store
     rows, lost = roster.rows(cohort.ids), roster.rows(cohort.ids[cohort.dropped])
-    layout = score_layout = lay_out(roster, rows, roster.capacity)
+    (layout,) = (score_layout,) = lay_out(roster, rows, roster.capacity)
     if clients.programs.keeps:
         # Padded as for an evaluation, which is then the same program.
-        score_layout = lay_out(roster, rows, store.block(roster))
+        (score_layout,) = lay_out(roster, rows, store.block(roster))
     states = store.load(state.clients[name], roster, layout)
     return BucketPlan(
         rows=rows,
@@ -388,7 +387,8 @@ def _score_blocks(
     chosen, layouts = _with_samples(program, ids), {}
     for name, clients in program.clients.items():
         roster = clients.roster
-        layouts[name] = blocks(roster, roster.rows(chosen), clients.programs.store.block(roster))
+        rows, size = roster.rows(chosen), clients.programs.store.block(roster)
+        layouts[name] = lay_out(roster, rows, size) if len(rows) else []
     all_layouts, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
         layouts_of, states, schedules = {}, {}, {}

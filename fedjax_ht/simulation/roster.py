@@ -2,6 +2,7 @@
 from numbers that never change in a run."""
 
 import heapq
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Int
 
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first
@@ -171,35 +171,25 @@ def make_rosters(
     return rosters
 
 
-def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
-    """Lays out rows in the order of `by_device`, each device's line padded to `size`.
+def lay_out(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """Lays out rows device by device, `size` of each device at a time and padded to as many.
+
+    Rows of several lanes are longest first, so that lanes of a chunk finish together.
 
     Returns:
-      int64 [devices * size].
+      Layouts int64 [devices * size], as many as it takes; one of padding alone for no rows.
     """
-    flat = np.full((roster.devices, size), PADDING)
-    for line, of_device in zip(flat, by_device(roster, rows)):
-        line[: len(of_device)] = of_device
-    return flat.reshape(-1)
-
-
-def blocks(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Makes as many layouts as it takes for `size` rows of a device at a time."""
-    lines = by_device(roster, rows)
-    layouts = []
-    for start in range(0, max(map(len, lines)), size):
-        block = [line[start : start + size] for line in lines]
-        layouts.append(lay_out(roster, np.concatenate(block), size))
-    return layouts
-
-
-def by_device(roster: Roster, rows: np.ndarray) -> list[np.ndarray]:
-    """Returns the rows of each device: longest first where several run side by side, so that lanes
-    of a chunk finish together, else as they are."""
+    if roster.lanes > 1:
+        rows = rows[longest_first(roster.steps[rows])]
     lines = [rows[roster.device[rows] == d] for d in range(roster.devices)]
-    if roster.lanes == 1:
-        return lines
-    return [line[longest_first(roster.steps[line])] for line in lines]
+    layouts = []
+    for start in range(0, max(1, *map(len, lines)), size):
+        flat = np.full((roster.devices, size), PADDING)
+        for place, line in zip(flat, lines):
+            block = line[start : start + size]
+            place[: len(block)] = block
+        layouts.append(flat.reshape(-1))
+    return layouts
 
 
 def schedule(
@@ -209,7 +199,7 @@ def schedule(
 
     Args:
       roster: the roster of the bucket.
-      flat: the layout, rows and `PADDING`, as `lay_out` or `blocks` makes it, int64.
+      flat: the layout, rows and `PADDING`, as `lay_out` makes it, int64.
       slots: int [len(flat)], where the states lie on each device.
       info: the knowledge of every client, leading axis [clients of the federation].
       lost: rows whose uplink is dropped.
@@ -253,28 +243,11 @@ def padded(where: np.ndarray, size: int) -> np.ndarray:
     return places
 
 
-def wasted_lane_steps(steps: Int[np.ndarray, " P"], lanes: int) -> float:
-    """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
-
-    Args:
-      steps: numbers of steps of the participants in running order, int [P].
-      lanes: number of clients of a chunk.
-    """
-    padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
-    padded[: len(steps)] = steps
-    total = padded.reshape(-1, lanes).max(1).sum() * lanes
-    return float(1 - padded.sum() / total) if total else 0.0
-
-
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
     """Counts [lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
-    spent = np.zeros(2)
-    for line in flat.reshape(roster.devices, -1):
-        steps = roster.steps[line[line != PADDING]]
-        idle = wasted_lane_steps(steps, roster.lanes)
-        total = steps.sum() / (1 - idle)
-        spent += idle * total, total
-    return spent
+    steps = np.where(flat == PADDING, 0, roster.steps[flat])
+    total = steps.reshape(-1, roster.lanes).max(1).sum() * roster.lanes
+    return np.array([total - steps.sum(), total])
 
 
 # rows int [devices * k], padding included -> their first states, sharded
@@ -301,6 +274,9 @@ class ClientStore(NamedTuple):
     read: Callable[[PyTree, Roster, np.ndarray], PyTree]
     write: Callable[[PyTree, Roster, np.ndarray, PyTree], PyTree]
     block: Callable[[Roster], int]
+
+
+WHOLE_SHARD = operator.attrgetter("padded_shard")
 
 
 def device_store(mesh: Mesh) -> ClientStore:
@@ -351,12 +327,8 @@ def device_store(mesh: Mesh) -> ClientStore:
         save=save,
         read=read,
         write=write,
-        block=_whole_shard,
+        block=WHOLE_SHARD,
     )
-
-
-def _whole_shard(roster: Roster) -> int:
-    return roster.padded_shard
 
 
 def no_store(mesh: Mesh) -> ClientStore:
@@ -380,7 +352,7 @@ def no_store(mesh: Mesh) -> ClientStore:
         save=no_states,
         read=refuse,
         write=refuse,
-        block=_whole_shard,
+        block=WHOLE_SHARD,
     )
 
 

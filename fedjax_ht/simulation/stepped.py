@@ -21,7 +21,7 @@ from fedjax_ht.simulation.compiled import (
     read_clients,
 )
 from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, padded
+from fedjax_ht.simulation.roster import PADDING, padded
 from fedjax_ht.simulation.round import Cohort, Stage, draw_cohort, run_round
 from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult, picked, server_round
 from fedjax_ht.simulation.state import SimulationState
@@ -135,7 +135,7 @@ def exchange(
             results=result,
             scores={},
             score_rows=where,
-            idle=idle_lane_steps(roster, layout),
+            idle=np.zeros(2),
         )
     return state, answers
 

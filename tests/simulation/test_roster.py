@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.executor import longest_first
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
-    blocks,
     clients_of,
     deal,
     idle_lane_steps,
@@ -17,7 +15,6 @@ from fedjax_ht.simulation.roster import (
     make_roster,
     padded,
     schedule,
-    wasted_lane_steps,
 )
 
 MEMBERS = np.array([1, 4, 6, 7, 9, 12])
@@ -79,12 +76,15 @@ def test_rows_and_clients_belong_together():
 
 
 def test_layout_is_longest_first_where_several_run_side_by_side():
+    rows = np.array([0, 1, 2, 5])
     expected = [1, PADDING, PADDING, 0, 2, 5]
-    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), expected)
+    np.testing.assert_array_equal(lay_out(roster(), rows, 3), [expected])
     expected = [1, PADDING, PADDING, 5, 0, 2]
-    np.testing.assert_array_equal(lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), expected)
-    parts = blocks(roster(lanes=2), np.arange(6), 2)
+    np.testing.assert_array_equal(lay_out(roster(lanes=2), rows, 3), [expected])
+    parts = lay_out(roster(lanes=2), np.arange(6), 2)
     np.testing.assert_array_equal(parts, [[1, 3, 5, 0], [4, PADDING, 2, PADDING]])
+    nobody = lay_out(roster(), np.arange(0), 3)
+    np.testing.assert_array_equal(nobody, [[PADDING] * 6])
 
 
 def test_schedule_tells_each_row_its_own():
@@ -111,18 +111,10 @@ def test_results_go_back_to_their_clients():
 
 def test_idle_lane_steps():
     made = roster(lanes=2)
-    idle, total = idle_lane_steps(made, lay_out(made, np.arange(6), 4))
+    (layout,) = lay_out(made, np.arange(6), 4)
     # device 0 runs 9 beside 2 and then 0; device 1 runs 7 beside 5, and then 1 alone
-    assert (idle, total) == pytest.approx((7 + 2 + 1, 18 + 14 + 2))
-
-
-def test_wasted_lane_steps():
-    # chunks of 5 and 2 steps
-    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 2) == pytest.approx(3 / 14)
-    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 1) == 0
-    # an empty lane waits too
-    assert wasted_lane_steps(np.array([4, 4, 4]), 2) == pytest.approx(4 / 16)
-    assert wasted_lane_steps(np.array([0, 0]), 2) == 0
-    assert wasted_lane_steps(np.array([], int), 2) == 0
-    steps = np.array([1, 9, 1, 9, 1, 9])
-    assert wasted_lane_steps(steps[longest_first(steps)], 3) == 0 < wasted_lane_steps(steps, 3)
+    np.testing.assert_array_equal(idle_lane_steps(made, layout), [7 + 2 + 1, 18 + 14 + 2])
+    (nobody,) = lay_out(made, np.arange(0), 4)
+    np.testing.assert_array_equal(idle_lane_steps(made, nobody), [0, 0])
+    alone = roster()  # with one lane nobody waits
+    assert idle_lane_steps(alone, lay_out(alone, np.arange(6), 3)[0])[0] == 0
