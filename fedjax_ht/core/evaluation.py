@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int, Key
 
 from fedjax_ht.check.options import OptionalCount, check_fields
 from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import ClientInfo, client_context
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
@@ -351,10 +352,9 @@ def global_evaluation(
     federation: Federation,
     statistics: NormStatistics,
     batch_size: int,
-    *,
     auc: bool = False,
 ) -> Callable:
-    """Makes the evaluation of the server's own model by its head.
+    """Compiles the evaluation of the server's own model by its head.
 
     Args:
       method, federation: the method and the federation of the server.
@@ -383,4 +383,4 @@ def global_evaluation(
         kinds = {"task": federation.task, "by_class_of": "head", "auc": auc}
         return score(predict, data, splits["test"], batch_size, **kinds)
 
-    return run
+    return compiled(run)

@@ -202,6 +202,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable]], ...] = (
     (functools.partial, operator.attrgetter("func", "args", "keywords")),
     (type, _class_parts),  # before what follows: a class may have the attributes of `Wrapped`
     (jax.stages.Wrapped, _wrapped),  # by jax.jit
+    (jax.ShapeDtypeStruct, operator.attrgetter("shape", "dtype")),
     (types.CellType, _cell_parts),
     (Mapping, operator.methodcaller("items")),
     (list | tuple, iter),

@@ -6,7 +6,7 @@ kind compiles nothing (docs/decisions/0049-kept-programs.md).
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ from fedjax_ht.core.compiling import (
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
 from fedjax_ht.core.evaluation import (
-    NormStatistics,
     bucket_evaluation,
     client_evaluation,
     global_evaluation,
@@ -94,7 +93,7 @@ class Engine(NamedTuple):
       score: `evaluation.bucket_evaluation` of all buckets on the mesh.
       first_server: the compiled `first_server`.
       serve: the compiled `serving.run_server`.
-      score_global: the compiled `evaluation.global_evaluation`.
+      score_global: `evaluation.global_evaluation`.
       uplink_forms: () -> bucket name -> form of its uplinks; traced once.
       work: (Bucket, the `flops.data_form` of its data) -> `flops.bucket_work`; traced once a form.
       exposure: the knowledge that uploads give besides their numbers, see `disclosure.exposure`;
@@ -165,10 +164,11 @@ def make_engine(
         first_server=part(first_server, FIRST_SERVER),
         serve=part(serving, ALL, options.robust, options.outlier_bound),
         score_global=part(
-            global_scoring, GLOBAL_SCORES, options.scoring.global_statistics, batch_size, auc
+            global_evaluation, GLOBAL_SCORES, options.scoring.global_statistics, batch_size, auc
         ),
-        uplink_forms=part(remembered_forms, ALL, channel),
-        work=part(remembered_work, ALL),
+        # Traced where they are first asked for, and kept as all parts are.
+        uplink_forms=functools.partial(part, uplink_forms, ALL, channel),
+        work=functools.partial(part, bucket_work, ALL),
         exposure=None if options.privacy is None else part(_exposure, ALL),
     )
 
@@ -339,29 +339,3 @@ def serving(
 ) -> Callable:
     """Returns `Engine.serve`."""
     return run_server(_defended(method, robust), federation, bound)
-
-
-def global_scoring(
-    method: Method, federation: Federation, statistics: NormStatistics, size: int, auc: bool
-) -> Callable:
-    """Returns `Engine.score_global`."""
-    return compiled(global_evaluation(method, federation, statistics, size, auc=auc))
-
-
-def remembered_forms(method: Method, federation: Federation, channel: Channel) -> Callable:
-    """Returns `Engine.uplink_forms`."""
-    return functools.cache(functools.partial(uplink_forms, method, federation, channel))
-
-
-def remembered_work(method: Method, federation: Federation) -> Callable:
-    """Returns `Engine.work`."""
-    traced: dict[Hashable, ClosedJaxpr] = {}
-
-    def work(bucket: Bucket, form: Data) -> ClosedJaxpr:
-        leaves, structure = jax.tree.flatten(form)
-        key = bucket.name, structure, tuple((x.shape, x.dtype) for x in leaves)
-        if key not in traced:
-            traced[key] = bucket_work(method, federation, bucket, form)
-        return traced[key]
-
-    return work

@@ -13,7 +13,12 @@ from fedjax_ht.core.batches import forward_batch
 from fedjax_ht.core.bucket import frozen_of
 from fedjax_ht.core.contract import require_public_set
 from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
-from fedjax_ht.core.federation import Federation, with_frozen_variables, with_new_clients
+from fedjax_ht.core.federation import (
+    Federation,
+    with_frozen_variables,
+    with_new_clients,
+    without_weights,
+)
 from fedjax_ht.core.function_keys import checksum_of, sum_of_arrays
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Method
@@ -193,9 +198,10 @@ def bind(
     _require_classes(options, federation)
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
-    federation = with_new_clients(federation, options.new_share)
-    new = draw_new_clients(options.seed, federation)
-    if new.any():
+    new = np.zeros(federation.num_clients, bool)
+    if options.new_share:
+        federation = with_new_clients(federation, options.new_share)
+        new = draw_new_clients(options.seed, federation)
         data = data._replace(pooled=pooled_of(data, federation, np.flatnonzero(~new)))
     mesh = client_mesh(options.devices)
     batch_size = evaluation_batch(federation, options, data)
@@ -334,7 +340,7 @@ def client_flops(engine: Engine, federation: Federation, data: FederationData) -
     """Counts the FLOPs of each client in a round that it takes part in, float64 [num_clients], see
     `metrics.flops`; it traces every architecture."""
     flops = np.zeros(federation.num_clients)
-    for bucket in federation.buckets:
+    for bucket in without_weights(federation).buckets:  # the engine keeps what it is asked for
         of_bucket = data.buckets[bucket.name]
         work = engine.work(bucket, data_form(of_bucket))
         flops[list(federation.members(bucket))] = work_flops(work, of_bucket)

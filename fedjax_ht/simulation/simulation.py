@@ -27,7 +27,7 @@ from fedjax_ht.simulation.compiled import (
     write_clients,
 )
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.program import Clients, Program, bind
+from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.state import SimulationState
@@ -122,8 +122,16 @@ def make_simulation(
     Raises:
       ValueError: the method cannot run on this federation, or the data are of another one.
     """
-    _check_clients(federation, data)
-    _warn(method, federation, data)
+    expected = {bucket.name: len(federation.members(bucket)) for bucket in federation.buckets}
+    found = {name: np.size(part.splits["train"].count) for name, part in data.buckets.items()}
+    if found != expected:
+        raise ValueError(
+            f"data have the clients {found}, and the federation has {expected}; give "
+            "make_federation_data the same federation"
+        )
+    for note in batch_notes(federation, method, data.counts["train"]):
+        # at the caller, behind the numerics and the check of the arguments
+        warnings.warn(note, stacklevel=4)
     return bound_simulation(method, federation, data, options=options, settings=settings)
 
 
@@ -151,27 +159,9 @@ def bound_simulation(
     )
 
 
-def _check_clients(federation: Federation, data: FederationData) -> None:
-    """Refuses data that were arranged for the clients of another federation."""
-    expected = {bucket.name: len(federation.members(bucket)) for bucket in federation.buckets}
-    found = {name: np.size(part.splits["train"].count) for name, part in data.buckets.items()}
-    if found != expected:
-        raise ValueError(
-            f"data have the clients {found}, and the federation has {expected}; give "
-            "make_federation_data the same federation"
-        )
-
-
-def _warn(method: Method, federation: Federation, data: FederationData) -> None:
-    """Warns of the `batch_notes`, at the caller of a public function."""
-    for note in batch_notes(federation, method, data.counts["train"]):
-        # behind the function, its numerics and the check of its arguments
-        warnings.warn(note, stacklevel=5)
-
-
 def simulation_of(program: Program) -> Simulation:
     """Returns the functions of a program."""
-    check = state_check(program)
+    check, federation = state_check(program), program.federation
 
     def of_state(function: Callable, bound: Any = program) -> Callable:
         """Returns the bound function (state, ...), which refuses a state of another simulation."""
@@ -188,7 +178,7 @@ def simulation_of(program: Program) -> Simulation:
         evaluate=of_state(evaluate),
         client_flops=with_standard_numerics(program.flops),
         rules=tuple(program.method.rules),
-        num_classes=_guessed(program.federation),
+        num_classes=federation.num_classes if federation.task is CLASSIFICATION else None,
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
@@ -197,11 +187,6 @@ def simulation_of(program: Program) -> Simulation:
         predict=of_state(_predict, (program, {})),
         program=program,
     )
-
-
-def _guessed(federation: Federation) -> int | None:
-    """Returns the number of classes to guess among, or None for another task."""
-    return federation.num_classes if federation.task is CLASSIFICATION else None
 
 
 REMEDY = "give a state that its own init() or run made"
@@ -248,7 +233,7 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"{name!r} {', '.join(program.clients)}; {REMEDY}"
             )
         server, clients = expected()
-        differs = [b for b, form in clients.items() if _rows(state.clients[b]) != form]
+        differs = [b for b, form in clients.items() if _form(state.clients[b], 1) != form]
         if _form(state.server) != server or differs:
             part = f"a client of {differs[0]!r}" if differs else "the server"
             raise ValueError(
@@ -262,34 +247,25 @@ def state_check(program: Program) -> Callable[[Any], None]:
 def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
     """Returns the form of the server's state, and by bucket that of a client's state, of clients
     that keep one."""
+    seed, settings = program.seed, program.settings
     weights = all_weights(program.federation)
-    server = jax.eval_shape(program.engine.first_server, program.seed, program.settings, weights)
-    clients = {}
+    server = jax.eval_shape(program.engine.first_server, seed, settings, weights)
+    client_ids, clients = jax.ShapeDtypeStruct((program.mesh.size,), "int32"), {}
     for bucket in program.federation.buckets:
-        of_bucket = program.clients[bucket.name]
-        if of_bucket.programs.keeps:
-            clients[bucket.name] = _rows(_first_states(program, of_bucket, weights_of(bucket)))
+        programs = program.clients[bucket.name].programs
+        if programs.keeps:
+            states = jax.eval_shape(
+                programs.first_states, client_ids, seed, settings, weights_of(bucket)
+            )
+            clients[bucket.name] = _form(states, 1)
     return _form(server), clients
 
 
-def _first_states(program: Program, clients: Clients, weights: PyTree) -> PyTree:
-    """Returns the form of as many first states as there are devices."""
-    client_ids = jax.ShapeDtypeStruct((program.mesh.size,), "int32")
-    return jax.eval_shape(
-        clients.programs.first_states, client_ids, program.seed, program.settings, weights
-    )
-
-
-def _form(tree: PyTree) -> tuple:
-    """Returns the structure of a pytree with the shape and dtype of each array."""
+def _form(tree: PyTree, skipped: int = 0) -> tuple:
+    """Returns the structure of a pytree with the dtype and shape of each array, without the
+    `skipped` first axes."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, [(np.shape(x), getattr(x, "dtype", None)) for x in leaves]
-
-
-def _rows(tree: PyTree) -> tuple:
-    """Returns the form of a state of arrays [rows, ...], without the rows."""
-    structure, arrays = _form(tree)
-    return structure, [(shape[1:], dtype) for shape, dtype in arrays]
+    return structure, [(np.shape(x)[skipped:], getattr(x, "dtype", None)) for x in leaves]
 
 
 def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarray:
@@ -319,11 +295,13 @@ def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray
     """
     counts, notes = np.asarray(train_counts), []
     for bucket in federation.buckets:
+        if not bucket.flat_norms:
+            continue
         training = method.training_of(bucket.name)
         batches = smallest_batch(training, counts)
         is_alone = (batches == 1).reshape(-1, batches.shape[-1]).any(0)
         clients = [i for i in federation.members(bucket) if is_alone[i]]
-        if not bucket.flat_norms or not clients:
+        if not clients:
             continue
         remedy = "give each client two training samples or more (min_samples=3)"
         if training.batch_size == 1:
