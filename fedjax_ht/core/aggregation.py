@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int
 
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.trees import Array, select
+from fedjax_ht.core.trees import select
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
@@ -27,20 +26,18 @@ def server_step(method: Method, federation: Federation) -> Callable:
             shared_key=shared,
             data=data,
         )
-        received = {name: _with_rounds(r, round) for name, r in received.items()}
-        new, metrics = method.server_update(federation, server, received, ctx)
-        anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
+        dated, anyone = {}, []
+        for name, r in received.items():
+            if r.sent_round is None:  # nothing is late: all uploads are of this round
+                rounds = jnp.full(r.arrived.shape, round, jnp.int32)
+                r = r._replace(info=r.info._replace(sent_round=rounds))
+            dated[name] = r
+            anyone.append(r.arrived.any())
+        new, metrics = method.server_update(federation, server, dated, ctx)
+        anyone = jnp.stack(anyone).any()
         return select(anyone, new, server), metrics
 
     return run
-
-
-def _with_rounds(received: Received, round: Int[Array, ""]) -> Received:
-    """Returns uplinks with the round in which they were sent: this one, where nothing is late."""
-    if received.sent_round is not None:
-        return received
-    rounds = jnp.full(received.arrived.shape, round, jnp.int32)
-    return received._replace(info=received.info._replace(sent_round=rounds))
 
 
 def gather_received(received: dict[str, Received]) -> Received:

@@ -6,14 +6,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Key
 
 from fedjax_ht.core.inputs import InputShape, zeros
 from fedjax_ht.core.module_checks import FROZEN, STREAM, check_module, keep_all, traced
 from fedjax_ht.core.task import CLASSIFICATION, Task
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree, zeros_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +102,11 @@ def init_variables(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
     return start_from(bucket.weights, model)
 
 
+def model_form(bucket: Bucket) -> PyTree:
+    """Returns shapes and dtypes of `init_variables`."""
+    return jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+
+
 def start_from(weights: PyTree, variables: PyTree) -> PyTree:
     """Puts weights into variables, part by part.
 
@@ -170,7 +174,7 @@ def traceable(bucket: Bucket) -> Bucket:
     if not bucket.freezes:
         return bucket
     form = frozen_form(bucket)
-    return _put_frozen(bucket, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form))
+    return _put_frozen(bucket, zeros_of(form))
 
 
 def _init_frozen(bucket: Bucket, key: Key[Array, ""]) -> PyTree:

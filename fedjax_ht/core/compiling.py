@@ -188,28 +188,20 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
             return results
 
         return on_mesh(together, mesh, donate)
-    return _ProgramPerBucket({name: on_mesh(run, mesh, donate) for name, run in runs.items()})
+    programs = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}
+    called: set[tuple] = set()  # forms of arguments whose programs are compiled
 
-
-class _ProgramPerBucket:
-    """The function of all buckets that calls a compiled program for each.
-
-    It remembers the forms of the arguments of calls before: programs for others are compiled side
-    by side first.
-    """
-
-    def __init__(self, programs: Mapping[str, Callable]) -> None:
-        self._programs = programs
-        self._called: set[tuple] = set()
-
-    def __call__(self, states, schedules, server, data, when) -> dict:
-        arguments, forms = {}, {}
+    def by_bucket(states, schedules, server, data, when):
+        arguments, new = {}, []
+        # Inside a program around it nothing is compiled here.
+        is_traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(server))
         for name in states:
             arguments[name] = states[name], schedules[name], server, data[name], when
-            forms[name] = name, *map(jnp.shape, jax.tree.leaves(arguments[name]))
-        new = [name for name in arguments if forms[name] not in self._called]
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(server)):
-            new = []  # a part of a program around it
-        compile_ahead([(self._programs[name], arguments[name]) for name in new])
-        self._called.update(forms[name] for name in new)
-        return {name: self._programs[name](*args) for name, args in arguments.items()}
+            form = name, *map(jnp.shape, jax.tree.leaves(arguments[name]))
+            if form not in called and not is_traced:
+                called.add(form)
+                new.append((programs[name], arguments[name]))
+        compile_ahead(new)
+        return {name: programs[name](*args) for name, args in arguments.items()}
+
+    return by_bucket

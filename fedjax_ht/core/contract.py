@@ -12,7 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket, model_form
 from fedjax_ht.core.codes import require_floats
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.method import Method, around, no_stats
@@ -70,7 +70,7 @@ def public_bytes(public: PublicSet | None, data: Data | None) -> int | None:
 
 def keeps_statistics(bucket: Bucket) -> bool:
     """Returns whether a model keeps running statistics of its norms."""
-    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+    model = model_form(bucket)
     return bool(jax.tree.leaves(model["stats"]))
 
 
@@ -142,14 +142,9 @@ def _checked(method: Method, name: str) -> Callable:
                 f"{name} of {method.name!r} writes into a tree that it is given; make a new one, "
                 "such as client | {...} instead of client |= {...}"
             )
-        return check(method, arguments, out)
+        return out if check is None else check(method, arguments, out)
 
     return call
-
-
-def _as_it_is(method: Method, arguments: tuple, out: Any) -> Any:
-    """Returns the output of a function that may return anything."""
-    return out
 
 
 def _check_receive(method: Method, arguments: tuple, new: PyTree) -> PyTree:
@@ -181,17 +176,17 @@ def _check_predict(method: Method, arguments: tuple, scores: Any) -> Any:
     return scores
 
 
-CHECKS: dict[str, Callable[[Method, tuple, Any], Any]] = {
-    "init_server": _as_it_is,
-    "init_client": _as_it_is,
-    "broadcast": _as_it_is,
+CHECKS: dict[str, Callable[[Method, tuple, Any], Any] | None] = {
+    "init_server": None,
+    "init_client": None,
+    "broadcast": None,
     "receive": _check_receive,
     "client_update": _check_client_update,
     "server_update": _check_server_update,
     "predict": _check_predict,
 }
 """The functions of a method that are traced, each with the check of (method, arguments, output)
-that returns the output."""
+that returns the output; None where it may return anything."""
 
 
 @contextlib.contextmanager

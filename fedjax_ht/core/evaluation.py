@@ -12,7 +12,7 @@ from fedjax_ht.check.options import OptionalCount, check_fields
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import ClientInfo, client_context
-from fedjax_ht.core.executor import Schedule, run_clients
+from fedjax_ht.core.executor import Schedule, at_slots, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.local_training import train
@@ -336,8 +336,7 @@ def bucket_evaluation(
     ):
         def score_client(_, slot_and_participant):
             slot, participant = slot_and_participant
-            client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), evaluate(client, participant, server, data, *when)
+            return (), evaluate(at_slots(states, slot), participant, server, data, *when)
 
         # The states are read by slot, not carried through the loop: evaluation changes none and
         # must not copy them.

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Int, Real
 
-from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, take
 
 
 class Schedule(NamedTuple):
@@ -68,7 +68,7 @@ def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyT
     """
     if jax.tree.leaves(xs)[0].shape[0] == 1:
         # A single entry needs neither a loop nor a batch axis.
-        return _with_axis(fn(_row(xs, 0)))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], fn(take(xs, 0)))
     if apart or jax.default_backend() == "cpu":
         return lax.map(fn, xs)
     return jax.vmap(fn)(xs)
@@ -98,7 +98,7 @@ def run_clients(
     lanes = schedule.slots.shape[1]
     # A client axis of one would turn matrix products into batched ones.
     batched = fn if lanes == 1 else jax.vmap(fn)
-    form = jax.eval_shape(lambda x, y: fn(_row(x, 0), _row(y, 0))[1], states, schedule.arguments)
+    form = jax.eval_shape(lambda x, y: fn(take(x, 0), take(y, 0))[1], states, schedule.arguments)
     outputs = jax.tree.map(lambda x: jnp.zeros((schedule.slots.size, *x.shape), x.dtype), form)
 
     def chunk(i, carry):
@@ -106,7 +106,7 @@ def run_clients(
         start = i * lanes
         slots = schedule.slots[i, 0] if lanes == 1 else schedule.slots[i]
         arguments = _rows(schedule.arguments, start, lanes)
-        new_states, new_outputs = batched(_at_slots(states, slots), arguments)
+        new_states, new_outputs = batched(at_slots(states, slots), arguments)
         # Written by index into the loop's carry: XLA updates the stacked states in place, and a
         # padded row's slot, out of range, is dropped.
         states = jax.tree.map(lambda x, y: x.at[slots].set(y, mode="drop"), states, new_states)
@@ -119,35 +119,13 @@ def run_clients(
     return lax.fori_loop(0, chunks, chunk, (states, outputs))
 
 
-def _at_slots(states: PyTree, slots: Int[HostArray, "*lanes"]) -> PyTree:
+def at_slots(states: PyTree, slots: Int[HostArray, "*lanes"]) -> PyTree:
     """Reads the states at `slots`; padding, whose slot is out of range, reads the last one."""
-
-    def read(x):
-        return x[jnp.minimum(slots, x.shape[0] - 1)]
-
-    return jax.tree.map(read, states)
+    return jax.tree.map(lambda x: x[jnp.minimum(slots, x.shape[0] - 1)], states)
 
 
 def _rows(tree: PyTree, start: Int[Array, ""], lanes: int) -> PyTree:
     """Reads the rows of a chunk; of a single lane one row, without its axis."""
     if lanes == 1:
-        return _row(tree, start)
-
-    def cut(x):
-        return lax.dynamic_slice_in_dim(x, start, lanes)
-
-    return jax.tree.map(cut, tree)
-
-
-def _row(tree: PyTree, i: Int[Array, ""] | int) -> PyTree:
-    def read(x):
-        return x[i]
-
-    return jax.tree.map(read, tree)
-
-
-def _with_axis(tree: PyTree) -> PyTree:
-    def widen(x):
-        return jnp.asarray(x)[None]
-
-    return jax.tree.map(widen, tree)
+        return take(tree, start)
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, lanes), tree)

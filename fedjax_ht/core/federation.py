@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, make_bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.inputs import InputShape, plain
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import PyTree
 
@@ -107,7 +107,7 @@ class Federation:
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def make_federation(
     modules: Mapping[str, nn.Module],
     input_shape: InputShape,
@@ -171,7 +171,7 @@ def make_federation(
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def make_sliced_federation(
     network: Callable[[float], nn.Module],
     rates: Sequence[float],

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Shaped
 
 from fedjax_ht.check.names import kind_of_value
-from fedjax_ht.core.trees import Array
+from fedjax_ht.core.trees import Array, zeros_of
 
 InputShape = Any
 """The form of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
@@ -98,11 +98,7 @@ def usual_rule(shape: InputShape) -> Preprocess:
 
 def zeros(shape: InputShape, count: int = 1) -> Any:
     """Zeros in the form of `count` samples as a model sees them."""
-
-    def zero(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.zeros(leaf.shape, leaf.dtype)
-
-    return jax.tree.map(zero, abstract(shape, count))
+    return zeros_of(abstract(shape, count))
 
 
 def abstract(shape: InputShape, count: int) -> Any:

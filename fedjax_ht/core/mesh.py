@@ -5,6 +5,7 @@ uplinks.
 """
 
 import math
+import operator
 
 import jax
 import numpy as np
@@ -101,7 +102,7 @@ def share(mesh: Mesh, tree: PyTree) -> PyTree:
     takes it as it is; else one copy.
     """
     if _is_cpu(mesh):
-        tree = jax.tree.map(lambda x: _aligned_copy(x) if _needs_copy(x) else x, tree)
+        tree = jax.tree.map(_usable, tree)
     return spread(mesh, tree)
 
 
@@ -109,19 +110,16 @@ def _is_cpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
 
 
-def _needs_copy(x) -> bool:
-    """Returns whether XLA would copy an array, or must not use its memory, which can be written."""
-    owner = x
-    while isinstance(owner, np.ndarray):
-        if owner.flags.writeable:  # by its owner, even if x itself is a read-only view
-            return True
-        owner = owner.base
+def _usable(x):
+    """Returns an array that XLA uses in place: the array itself, or a copy where XLA would make
+    another one or must not use its memory, which can be written."""
     if not isinstance(x, np.ndarray):
-        return False
-    return x.ctypes.data % _ALIGNED != 0 or not x.flags.c_contiguous
-
-
-def _aligned_copy(x: np.ndarray) -> np.ndarray:
+        return x
+    fits, owner = x.ctypes.data % _ALIGNED == 0 and x.flags.c_contiguous, x
+    while isinstance(owner, np.ndarray):  # an owner may write, even if x is a read-only view
+        fits, owner = fits and not owner.flags.writeable, owner.base
+    if fits:
+        return x
     copy = _aligned(x.shape, x.dtype)
     copy[...] = x
     return copy
@@ -207,11 +205,7 @@ def fetch(tree: PyTree) -> PyTree:
 
 def server_copy(tree: PyTree) -> PyTree:
     """Returns the server's copy of arrays that are spread over all devices; nothing moves."""
-
-    def local(x):
-        return x.addressable_data(0)
-
-    return jax.tree.map(local, tree)
+    return jax.tree.map(operator.methodcaller("addressable_data", 0), tree)
 
 
 def _gathered(x):

@@ -133,4 +133,4 @@ def no_data(bucket: Bucket) -> Data:
 
 
 def _key():
-    return jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(jax.random.key, 0)

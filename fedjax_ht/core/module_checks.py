@@ -103,7 +103,7 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
     Raises:
       ValueError: it keeps, draws or asks for what clients do not give. One line.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(jax.random.key, 0)
     refuse = functools.partial(_refuse_unbatched, name)
     with _told(name, input_shape), nn.intercept_methods(refuse):
         variables = jax.eval_shape(lambda key: module.init(key, zeros(input_shape)), key)

@@ -7,13 +7,10 @@ strict promotion of types or ranks models of others would not trace at all.
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import jax
-
-F = TypeVar("F", bound=Callable)
 
 STANDARD: dict[str, Any] = {
     "jax_enable_x64": False,
@@ -23,17 +20,14 @@ STANDARD: dict[str, Any] = {
 """Switches of jax and the values that the library needs, which are jax's own defaults."""
 
 
-def _others() -> dict[str, Any]:
-    """Returns the switches that stand otherwise here, and the values they need."""
-    return {name: value for name, value in STANDARD.items() if getattr(jax.config, name) != value}
-
-
 @contextlib.contextmanager
 def standard_numerics() -> Iterator[None]:
-    """Sets the switches inside, in this thread alone."""
+    """Sets the switches in this thread alone, inside a block or, as a decorator, a function."""
     switches: Any = jax  # type checkers know not all of them by name
     with contextlib.ExitStack() as stack:
-        for name, value in _others().items():
+        for name, value in STANDARD.items():
+            if getattr(jax.config, name) == value:
+                continue
             # `enable_x64` is in jax.experimental before jax 0.8
             switch = name.removeprefix("jax_")
             place = switches if hasattr(switches, switch) else switches.experimental
@@ -41,19 +35,7 @@ def standard_numerics() -> Iterator[None]:
         yield
 
 
-def with_standard_numerics(function: F) -> F:
-    """Makes a function trace and run under the switches that the library needs."""
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        with standard_numerics():
-            return function(*args, **kwargs)
-
-    wrapped: Any = call
-    return wrapped
-
-
 def use_standard_numerics() -> None:
     """Sets the switches for a whole process that runs nothing but the library, in all threads."""
-    for name, value in _others().items():
+    for name, value in STANDARD.items():
         jax.config.update(name, value)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from fedjax_ht.core.batches import add_trees, take_batch
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.task import CLASSIFICATION, Task
-from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, zeros_of
 
 
 class Scores(NamedTuple):
@@ -68,7 +68,7 @@ def score(
             return {rule: sums_of(s, batch.y, batch.mask) for rule, s in outputs.items()}
 
         form = jax.eval_shape(sums, jnp.int32(0))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        zeros = zeros_of(form)
         total = lax.fori_loop(0, batches, lambda i, so_far: add_trees(so_far, sums(i)), zeros)
         return Scores({}, split.count, sums=total)
 

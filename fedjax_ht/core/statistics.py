@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import Bucket, frozen_collection
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree, zeros_of
 
 
 def norm_moments(
@@ -62,7 +62,7 @@ def collect_statistics(
 
     batches = (split.count + batch_size - 1) // batch_size
     forms = jax.eval_shape(moments, jnp.int32(0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), forms)
+    zeros = zeros_of(forms)
     total = lax.fori_loop(0, batches, add, zeros)
     means = jax.tree.map(lambda x: x / jnp.maximum(batches, 1), total)
     named = {}

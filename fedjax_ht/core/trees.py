@@ -1,5 +1,5 @@
-"""Types of arrays and pytrees, and functions of pytrees: take entries, select between two, join
-several."""
+"""Types of arrays and pytrees, and functions of pytrees: take entries, make zeros, select between
+two, join several."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,11 @@ def take(tree: PyTree, index: Any) -> PyTree:
         tuple.
     """
     return jax.tree.map(lambda x: x[index], tree)
+
+
+def zeros_of(form: PyTree) -> PyTree:
+    """Returns zeros of the shapes and dtypes of arrays or of `jax.ShapeDtypeStruct`s."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
 
 
 def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree]) -> PyTree:

@@ -23,7 +23,7 @@ from fedjax_ht.core.inputs import (
     on_device,
     shape_of,
 )
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.data.conversion import (
     as_groups,
@@ -229,7 +229,7 @@ class Dataset:
         return self.labels if self.targets is None else self.targets
 
     @property
-    @with_standard_numerics
+    @standard_numerics()
     def input_shape(self) -> InputShape:
         """The shape of one sample as a model sees it, such as (H, W, C); see `core.inputs`."""
         samples = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)

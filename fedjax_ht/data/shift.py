@@ -18,7 +18,7 @@ from jax.scipy.ndimage import map_coordinates
 from fedjax_ht.check.named_numbers import read_spec
 from fedjax_ht.check.options import Within, checked
 from fedjax_ht.core.inputs import Pixels
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.data.dataset import Dataset
 
 
@@ -133,7 +133,7 @@ def parse_shift(text: str) -> tuple[str, int]:
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     """Makes several domains of a set of images.
 

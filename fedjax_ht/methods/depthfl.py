@@ -39,7 +39,7 @@ from jax import lax
 
 from fedjax_ht.check.options import Count, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables, model_form
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
@@ -48,7 +48,7 @@ from fedjax_ht.core.programs import influences
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.stages import stage_features, stage_widths
 from fedjax_ht.core.task import CLASSIFICATION
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import PyTree, zeros_of
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.corrections import train_corrected
@@ -106,7 +106,7 @@ def require_depths(federation: Federation) -> None:
 
 def extractor_shapes(bucket: Bucket) -> dict[Path, tuple[int, ...]]:
     """Returns the shapes of a feature extractor's parameters by their paths."""
-    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    model = model_form(bucket)
     base = flattened(model["params"]["base"])
     return {path: leaf.shape for path, leaf in base.items()}
 
@@ -114,13 +114,13 @@ def extractor_shapes(bucket: Bucket) -> dict[Path, tuple[int, ...]]:
 def read_by_stage(bucket: Bucket) -> list[set[Path]]:
     """Returns the paths of the extractor's parameters that the features after each stage depend
     on."""
-    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    model = model_form(bucket)
     base = flattened(model["params"]["base"])
     x, mask = zeros(bucket.input_shape), jnp.ones(1, bool)
 
     def run(*leaves):
         params = {"base": flax.traverse_util.unflatten_dict(dict(zip(base, leaves)))}
-        stats = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model["stats"])
+        stats = zeros_of(model["stats"])
         return stage_features(bucket, params, stats, x, mask, train=False)[0]
 
     _, sources = influences(run, *base.values())

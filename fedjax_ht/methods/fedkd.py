@@ -64,7 +64,7 @@ from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.task import Task
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.mutual import (
@@ -117,7 +117,7 @@ def decompress(tree: PyTree, form: Form = "paper") -> PyTree:
 def send_nothing(tree: PyTree, form: Form = "paper") -> PyTree:
     """Makes a message of the structure of `compress`'s that sends nothing."""
     shapes = jax.eval_shape(lambda tree: compress(tree, 1.0, form), tree)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return zeros_of(shapes)
 
 
 def send_whole(tree: PyTree, whole: PyTree) -> PyTree:

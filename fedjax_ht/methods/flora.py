@@ -35,7 +35,7 @@ from fedjax_ht.core.bucket import Bucket, head_scores, init_variables, own_featu
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Rows
@@ -187,7 +187,7 @@ def flora(training: LocalTraining) -> Method:
     def init_client(bucket, ctx):
         client = init_variables(bucket, ctx.key)
         form = jax.eval_shape(lambda base: products_of(adapters.to_rows(base)), _base(client))
-        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        total = zeros_of(form)
         return client | {"total": total, "merged": jnp.int32(NEVER)}
 
     def receive(bucket, client, downlink, data, ctx):

@@ -16,7 +16,6 @@ collects prototypes or statistics counts whole batches, whose size is the device
 (`batches.forward_batch`). Lanes that wait for others count nothing.
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, traceable
+from fedjax_ht.core.bucket import Bucket, features, logits, model_form, traceable
 from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
@@ -83,7 +82,7 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
       The program, whose first arguments are the client's numbers of samples, by the names of its
       splits.
     """
-    key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    key, number = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
 
     def context(key, number, num_samples) -> Context:
         info = ClientInfo(number, num_samples, number)
@@ -118,7 +117,7 @@ def sample_flops(bucket: Bucket) -> float:
         representations = features(traceable(bucket), params, stats, x, mask, train=False)[0]
         return logits(bucket, params, representations)
 
-    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+    model = model_form(bucket)
     x, mask = abstract(bucket.input_shape, 1), jax.ShapeDtypeStruct((1,), bool)
     return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))
 

@@ -1,7 +1,6 @@
 """Memory that training a model needs, counted in the traced program; nothing is compiled."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 
 import jax
@@ -13,8 +12,8 @@ from fedjax_ht.core.bucket import (
     counting_key,
     features,
     frozen_form,
-    init_variables,
     logits,
+    model_form,
     put_frozen,
 )
 from fedjax_ht.core.inputs import abstract
@@ -34,7 +33,7 @@ def training_memory(bucket: Bucket, training: LocalTraining) -> int:
     XLA asks for on a CPU for a step of SGD it is 0.8 to 1.2 times as much for CNN-1..5 (batches of
     10 and 64), 1.8 for ResNet-18 and 1.6 for MobileNetV2 (of 10).
     """
-    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+    model = model_form(bucket)
     optimizer = jax.eval_shape(training.optimizer.init, model["params"])
     gradients = model["params"]  # of the same shapes
     frozen = frozen_form(bucket)

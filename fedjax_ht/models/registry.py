@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.models.groups import (
     ARCHITECTURES,
@@ -54,7 +54,7 @@ def example(name: str) -> tuple[InputShape, int | None]:
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def model_group(
     name: str,
     num_classes: int,

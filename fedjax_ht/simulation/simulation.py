@@ -15,7 +15,7 @@ from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.federation import Federation, all_weights
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import FederationData
@@ -101,7 +101,7 @@ class Simulation(Rounds):
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def make_simulation(
     method: Method,
     federation: Federation,
@@ -135,7 +135,7 @@ def make_simulation(
     return bound_simulation(method, federation, data, options=options, settings=settings)
 
 
-@with_standard_numerics
+@standard_numerics()
 def bound_simulation(
     method: Method,
     federation: Federation,
@@ -170,13 +170,13 @@ def simulation_of(program: Program) -> Simulation:
             check(state)
             return function(bound, state, *args, **kwargs)
 
-        return with_standard_numerics(call)
+        return standard_numerics()(call)
 
     return Simulation(
-        init=with_standard_numerics(functools.partial(first_state, program)),
+        init=standard_numerics()(functools.partial(first_state, program)),
         run_round=of_state(run_round, compiled_round(program)),
         evaluate=of_state(evaluate),
-        client_flops=with_standard_numerics(program.flops),
+        client_flops=standard_numerics()(program.flops),
         rules=tuple(program.method.rules),
         num_classes=federation.num_classes if federation.task is CLASSIFICATION else None,
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},

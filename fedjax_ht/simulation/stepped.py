@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
-from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take
+from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take, zeros_of
 from fedjax_ht.core.wire import all_finite, is_masked
 from fedjax_ht.simulation.compiled import (
     clients_info,
@@ -192,7 +192,7 @@ def _padding(
     """Returns zeros in the form of the answer of a client of the bucket."""
     play = _player(program, state, bucket, 0, np.True_)
     form = jax.eval_shape(lambda: play(call_directly))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+    return zeros_of(form)
 
 
 def serve(

@@ -214,7 +214,7 @@ def traced_round(
       `programs.influences` of (state after receipt, state after training, uplink): forms, and what
       they depend on.
     """
-    key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    key, number = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
     two = jax.ShapeDtypeStruct((2,), jnp.int32)
     rule = usual_rule(bucket.input_shape)
 

@@ -17,7 +17,7 @@ from fedjax_ht.lab.checkpoints.segments import segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.roster import blocks
+from fedjax_ht.simulation.roster import lay_out
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
@@ -139,8 +139,8 @@ def test_clients_without_samples_are_not_scored(monkeypatch):
     scored = []
     monkeypatch.setattr(
         compiled,
-        "blocks",
-        lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size),
+        "lay_out",
+        lambda roster, rows, size: scored.append(rows) or lay_out(roster, rows, size),
     )
     simulation.evaluate(state)
     np.testing.assert_array_equal(np.concatenate(scored), np.flatnonzero(counts > 0))

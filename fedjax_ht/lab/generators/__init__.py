@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedjax_ht.check.options import checked
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.lab.generators import npz
 from fedjax_ht.models.generator import Card, Generator
@@ -15,7 +15,7 @@ SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped"
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def open_generator(path: str | Path) -> Generator:
     """Opens a generator of any kind.
 

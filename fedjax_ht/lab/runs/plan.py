@@ -12,7 +12,7 @@ from fedjax_ht.core.contract import lacks_public_set, require_public_set, requir
 from fedjax_ht.core.federation import Federation, with_new_clients
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.user_code import names_object, names_user_function, refuse_code
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -146,7 +146,7 @@ def plan(
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def make_experiment(
     config: AnyConfig,
     *,

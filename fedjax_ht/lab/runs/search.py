@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.check.options import SearchRange, checked, search_ranges
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import only, preset, presets_of, split_spec
@@ -413,7 +413,7 @@ def budget(config: Config, points: int, halvings: int) -> str:
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def fairly_tuned(
     config: AnyConfig,
     methods: Sequence[str],

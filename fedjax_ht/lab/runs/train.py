@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_ht.check.names import printable
 from fedjax_ht.check.options import checked
 from fedjax_ht.check.packages import needing, require
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.lab.checkpoints.writers import FILES, read_runs
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
@@ -301,7 +301,7 @@ class Result(NamedTuple):
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def train_and_evaluate(
     experiment: AnyConfig | Plan,
     workdir: Path | str,

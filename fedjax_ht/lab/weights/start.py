@@ -24,7 +24,7 @@ from fedjax_ht.check.names import listed, unknown
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig
 from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
@@ -236,7 +236,7 @@ Weights = str | Mapping[str, str] | None  # config.model.weights
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def with_weights(
     federation: Federation,
     weights: Path | str | Mapping[str, Source],

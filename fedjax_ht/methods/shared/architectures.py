@@ -1,7 +1,6 @@
 """Means within architectures: one for all clients whose shared parameters have equal names and
 shapes, whatever else their models have."""
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables, model_form
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.samples import Data
@@ -35,7 +34,7 @@ def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Buc
     client id."""
     groups: dict[str, list[Bucket]] = {}
     for bucket in sorted(federation.buckets, key=federation.members):
-        model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+        model = model_form(bucket)
         groups.setdefault(str(part(bucket, model["params"])), []).append(bucket)
     return list(groups.values())
 

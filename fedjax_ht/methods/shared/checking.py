@@ -26,7 +26,7 @@ from fedjax_ht.core.federation import Federation, PublicSet, make_federation, wi
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.numerics import with_standard_numerics
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.round import Channel, any_state, client_step, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree, join_trees
@@ -289,7 +289,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @checked
-@with_standard_numerics
+@standard_numerics()
 def check_method(method: Method, federation: Federation | None = None) -> None:
     """Runs two rounds of a tiny federation and rejects a method that breaks the contract.
 

@@ -26,7 +26,7 @@ from fedjax_ht.core.local_training import no_training
 from fedjax_ht.core.message_forms import no_data, uplink_form
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import any_state, without_samples
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import PyTree, zeros_of
 from fedjax_ht.core.wire import (
     Metadata,
     dense,
@@ -387,7 +387,7 @@ def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) ->
     """
     model = traceable(bucket)
     form = jax.eval_shape(lambda: any_state(method, model, jax.random.key(0)))
-    client = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+    client = zeros_of(form)
     data = jax.tree.map(jnp.asarray, no_data(bucket))
     # Numbers of samples stay constants, so that loops over them leave the program.
     data = without_samples(data)

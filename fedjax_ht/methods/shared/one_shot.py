@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_ht.core.batches import add_trees, forward_batch, take_batch
-from fedjax_ht.core.bucket import Bucket, init_variables, own_features
+from fedjax_ht.core.bucket import Bucket, init_variables, model_form, own_features
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -163,7 +163,7 @@ def require_linear_heads(name: str, federation: Federation) -> None:
       ValueError: the head of a bucket is not one linear layer. One line.
     """
     for bucket in federation.buckets:
-        form = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
+        form = model_form(bucket)
         head = form["params"]["head"]
         if set(head) != {"kernel", "bias"}:
             raise ValueError(
