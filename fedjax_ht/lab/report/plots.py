@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.report.compared import Compared
-from fedjax_ht.lab.report.figures import COLOURS, FEW, VECTOR, legend, save, styles, subplots
+from fedjax_ht.lab.report.figures import FEW, VECTOR, legend, save, styles, subplots
 from fedjax_ht.lab.report.rows import Score, has_clock, rows_of_all, score_in, values
 from fedjax_ht.simulation.history import best, wire_bytes
 from fedjax_ht.simulation.rows import History, Runs, evaluated, score_of
@@ -228,8 +228,7 @@ def late_range(histories: Mapping[str, Runs], score: Score) -> tuple[float, floa
 
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one
-BUBBLES = 30  # classes, and no more, whose split is shown in bubbles
-TICKS = 40  # client ids below a split, at most
+NAMED = 30  # classes, and no more, whose names stand beside a split
 
 
 def write_plots(
@@ -259,38 +258,28 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
     best."""
     values = {name: mean_of_clients(runs) for name, runs in histories.items()}
     first, score = next(iter(values.values())), score_in(histories)
-    if len(first) > ROOM:
-        return client_quantiles(values, score)
     order = np.argsort(np.nan_to_num(score.sign * first, nan=-np.inf), kind="stable")
-    figure, axes = subplots(figsize=(min(WIDE, max(8.4, 0.22 * len(order) + 2)), 4))
+    one_by_one = len(first) <= ROOM
+    width = max(8.4, 0.22 * len(order) + 2) if one_by_one else 8.4
+    figure, axes = subplots(figsize=(min(WIDE, width), 4))
     looks = styles(values)
     for name, accuracy in values.items():
-        look = looks[name] | {"ls": "none", "ms": 5, "alpha": 0.8}
-        axes.plot(
-            accuracy[order], label=f"{name} (mean {np.nanmean(accuracy):{score.form}})", **look
-        )
-    ids = evaluated_ids(next(iter(histories.values())))
-    axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
-    axes.set(xlabel="client id", ylabel=axis_label(score, AT_BEST))
-    axes.grid(alpha=0.3)
-    legend(axes, FEW + 1)  # points are everywhere within the axes
-    return figure
-
-
-def client_quantiles(values: Mapping[str, np.ndarray], score: Score) -> Figure:
-    """Draws the scores of each entry's clients, from worst to best."""
-    figure, axes = subplots(figsize=(8.4, 4))
-    looks = styles(values)
-    for i, (name, accuracy) in enumerate(values.items()):
+        label = f"{name} (mean {np.nanmean(accuracy):{score.form}})"
+        if one_by_one:
+            look = looks[name] | {"ls": "none", "ms": 5, "alpha": 0.8}
+            axes.plot(accuracy[order], label=label, **look)
+            continue
         ordered = score.sign * np.sort(score.sign * accuracy[~np.isnan(accuracy)])
         share = 100 * (np.arange(len(ordered)) + 0.5) / max(1, len(ordered))
-        every = max(1, len(ordered) // 10)
-        marks = (i * every // len(values), every)
-        look = looks[name] | {"ms": 4, "lw": 1.5, "markevery": marks}
-        axes.plot(share, ordered, label=f"{name} (mean {ordered.mean():{score.form}})", **look)
-    axes.set(xlabel="clients, from worst to best (%)", ylabel=axis_label(score, AT_BEST))
+        every = max(1, len(ordered) // MARKS)
+        axes.plot(share, ordered, label=label, ms=4, lw=1.5, markevery=every, **looks[name])
+    if one_by_one:
+        ids = evaluated_ids(next(iter(histories.values())))
+        axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
+    axes.set_xlabel("client id" if one_by_one else "clients, from worst to best (%)")
+    axes.set_ylabel(axis_label(score, AT_BEST))
     axes.grid(alpha=0.3)
-    legend(axes, FEW + 1)
+    legend(axes, FEW + 1)  # points are everywhere within the axes
     return figure
 
 
@@ -337,36 +326,15 @@ def mean_of_clients(runs: Runs) -> np.ndarray:
 
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Draws the training samples of every class (rows) at every client (columns): a bubble's area
-    is in proportion, or, of more classes or clients than bubbles show, a cell's darkness.
+    """Draws the training samples of every class (rows) at every client (columns) as cells, the
+    darker the more samples.
 
     Args:
       counts: int [clients, classes].
       class_names: names of all classes.
     """
     clients, classes = counts.shape
-    if classes > BUBBLES or clients > ROOM:
-        return split_cells(counts, class_names)
-    width = min(WIDE, max(6.4, 0.3 * clients + 1.5))
-    figure, axes = subplots(figsize=(width, max(3.2, 0.3 * classes + 1)))
-    room = min(1.0, (width - 1.5) / (0.3 * clients))
-    client, label = np.nonzero(counts)
-    area = 220 * room**2 * counts[client, label] / max(1, counts.max())
-    axes.scatter(client, label, s=area, alpha=0.75, lw=0, color=COLOURS[0])
-    axes.set_xticks(range(0, clients, 1 + clients // TICKS))
-    axes.set_yticks(range(classes), class_names, fontsize=8)
-    axes.set(xlabel="client id", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    axes.set_title(
-        f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10
-    )
-    axes.grid(alpha=0.2)
-    return figure
-
-
-def split_cells(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Draws `split_picture` as cells, the darker the more samples."""
-    clients, classes = counts.shape
-    with_names = classes <= BUBBLES
+    with_names = classes <= NAMED
     height = 0.25 * classes + 1 if with_names else min(9, 0.08 * classes + 1)
     figure, axes = subplots(figsize=(min(WIDE, max(6.4, 0.12 * clients + 2)), max(3.2, height)))
     look = {"aspect": "auto", "origin": "lower", "cmap": "Blues", "interpolation": "nearest"}

@@ -9,15 +9,15 @@ compares the best; --over=training.batch_size=64,512 has them search that field 
 all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
 --target_share=0.9 what nine tenths of the best accuracy take;
 --target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
-all methods that can run in the federation. --split_seeds=3 --model_seeds=3 runs every pair of a
-split and a seed. --entries=2/8 trains the
-second of eight shares of the entries alone, in a folder of its own, which `fedjax-ht merge` puts
-beside the others'. The same command again goes on where the run stopped.
+all methods that can run in the federation. --split_seeds=3 runs the comparison on three splits,
+with the trials on each. --entries=2/8 trains the second of eight shares of the
+entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the others'. The same
+command again goes on where the run stopped.
 
 With --split_seeds the accuracies of a method, or differences of two, are y[s, k] of S splits and K
-model seeds; a dot is a mean over the index. Their variances are those with which mean squares have
-these expectations (S. R. Searle, G. Casella and C. E. McCulloch, Variance Components, 1992, chapter
-4); a negative one is 0:
+seeds; a dot is a mean over the index. Their variances are those with which mean squares have these
+expectations (S. R. Searle, G. Casella and C. E. McCulloch, Variance Components, 1992, chapter 4); a
+negative one is 0:
 
     MS_split = K sum_s (y[s, .] - y[., .])^2 / (S - 1)        expected: K var_split + var_rest
     MS_model = S sum_k (y[., k] - y[., .])^2 / (K - 1)        expected: S var_model + var_rest
@@ -27,7 +27,7 @@ these expectations (S. R. Searle, G. Casella and C. E. McCulloch, Variance Compo
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,6 @@ from fedjax_ht.lab.runs.run import (
     orderly,
 )
 from fedjax_ht.lab.runs.search import check_recipe, fairly_tuned, parse_space
-from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import Result
 from fedjax_ht.lab.runs.workdir import is_primary
 from fedjax_ht.methods import METHODS
@@ -69,11 +68,8 @@ _SKIP = flags.DEFINE_bool(
 _TRIALS = flags.DEFINE_integer(
     "trials", None, "How many seeds each runs with; by default the config's."
 )
-_SPLIT_SEEDS = flags.DEFINE_integer(
-    "split_seeds", None, "How many splits; with --model_seeds, every pair is run."
-)
-_MODEL_SEEDS = flags.DEFINE_integer(
-    "model_seeds", None, "How many seeds of training on each of --split_seeds."
+_SPLITS = flags.DEFINE_integer(
+    "split_seeds", None, "How many splits to run the comparison on.", lower_bound=2
 )
 _FAIR = flags.DEFINE_integer(
     "fair", None, "How many settings of each method to search first, by validation."
@@ -185,83 +181,33 @@ NOTE = (
 )
 
 
-def chosen_seeds(
-    splits: int | None, models: int | None, trials: int | None
-) -> tuple[int, int] | None:
-    """Returns the numbers of splits and of model seeds that the flags set; None without them.
-
-    Raises:
-      ValueError: one of them is missing or below 2, or --trials is given, too. One line.
-    """
-    if splits is None and models is None:
-        return None
-    if min(splits or 0, models or 0) < 2:
-        raise ValueError(
-            f"--split_seeds is {splits} and --model_seeds {models}; give both, each at least 2"
-        )
-    if trials is not None:
-        raise ValueError("--trials is given beside --model_seeds; leave it out")
-    return splits or 0, models or 0
-
-
-def run_crossed(
-    config: Config,
-    seeds: tuple[int, int],
-    workdir: Path,
-    run_split: Callable[[Config, Path], Result],
-    *,
-    show_result: Callable[[Document], None] = lambda text: None,
-) -> list[Path]:
-    """Runs a comparison on each split in workdir/split_SEED, and writes seeds.csv and seeds.md.
+def run_splits(
+    config: Config, splits: int, workdir: Path, run_split: Callable[[Config, Path], Result]
+) -> Document:
+    """Runs a comparison on each split in workdir/split_SEED; returns the table of their spread.
 
     Args:
       config: the config of the comparison.
-      seeds: numbers of splits and model seeds.
+      splits: number of splits.
       workdir: the folder to write to.
       run_split: runs the comparison of a config in a folder.
-      show_result: called with the tables of all splits.
-
-    Returns:
-      The two files; none where the folders are read-only or another process writes.
     """
-    first, (splits, models) = config.partition.seed, seeds
-    scores, is_written, factor = [], True, 100
+    first, scores = config.partition.seed, []
     for seed in range(first, first + splits):
         partition = dataclasses.replace(config.partition, seed=seed, per_trial=False)
-        of_split = dataclasses.replace(config, trials=models, partition=partition)
-        result = run_split(of_split, workdir / f"split_{seed}")
-        scores.append(best_scores(result.histories))
-        factor = score_in(result.histories).factor
-        is_written = is_written and bool(result.files)
-    labels = list(scores[0])
-    accuracies = np.array([[of_split[label] for of_split in scores] for label in labels])
-    text = sensitivity(labels, accuracies)
-    show_result(text)
-    if not is_written:
-        return []
-    rows = []
-    for (entry, split, model), accuracy in np.ndenumerate(accuracies):
-        seeds_of_run = [str(first + split), str(config.seed + model)]
-        rows.append([labels[entry], *seeds_of_run, str(accuracy / factor)])
-    cells = Table(["entry", "split_seed", "model_seed", "best"], rows)
-    files = {"seeds.csv": cells.csv(), "seeds.md": f"{text.markdown()}\n"}
-    for name, content in files.items():
-        with atomic_open(workdir / name) as file:
-            file.write(content)
-    return [workdir / name for name in files]
+        of_split = dataclasses.replace(config, partition=partition)
+        scores.append(best_scores(run_split(of_split, workdir / f"split_{seed}").histories))
+    labels = scores[0]
+    return sensitivity({label: np.array([each[label] for each in scores]) for label in labels})
 
 
-def sensitivity(labels: Sequence[str], accuracies: np.ndarray) -> Document:
-    """Makes a table of the spread of each entry and of its difference to the baseline.
-
-    Args:
-      labels: the entries.
-      accuracies: percent [methods, splits, models], the entries in order.
-    """
-    spreads, baseline = dict(zip(labels, accuracies)), baseline_of(labels)
-    for label in labels:
+def sensitivity(scores: Mapping[str, np.ndarray]) -> Document:
+    """Makes a table of the spread of each entry, [splits, models], and of its difference to the
+    baseline."""
+    spreads, baseline = dict(scores), baseline_of(scores)
+    for label in scores:
         if label != baseline:
-            spreads[f"{label} minus {baseline}"] = spreads[label] - spreads[baseline]
+            spreads[f"{label} minus {baseline}"] = scores[label] - scores[baseline]
     rows = [[label, *(f"{x:.2f}" for x in components(spreads[label]))] for label in spreads]
     head = ["", "mean", "± split", "± model", "± rest", "standard error"]
     return Document([Table(head, rows), Paragraph(NOTE)])
@@ -284,14 +230,15 @@ def main(_) -> None:
     config, name = configured()
     config = share_of(comparison(config, _METHODS.value, _TRIALS.value), _ENTRIES.value)
     aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value, config.dataset.task)
-    seeds = chosen_seeds(_SPLIT_SEEDS.value, _MODEL_SEEDS.value, _TRIALS.value)
-    recipe = parse_space(_OVER.value)
+    splits, recipe = _SPLITS.value, parse_space(_OVER.value)
+    if splits is not None and config.trials < 2:
+        raise ValueError(f"--trials is {config.trials}; with --split_seeds it must be at least 2")
     check_recipe(recipe)
     if recipe and _FAIR.value is None:
         raise ValueError("--over is given without --fair; a search needs --fair=9 or the like")
     kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
     kind += "" if _ENTRIES.value is None else f"-{_ENTRIES.value.replace('/', 'of')}"
-    kind += "" if seeds is None else f"-{seeds[0]}x{seeds[1]}"
+    kind += "" if splits is None else f"-{splits}splits"
     workdir = chosen_workdir(f"{name}-{kind}", config)
     with orderly(workdir) as tasks:
         if _SKIP.value:
@@ -301,28 +248,17 @@ def main(_) -> None:
             config = fairly_tuned(
                 config, labels, workdir, points=_FAIR.value, tell=tell, recipe=recipe, tasks=tasks
             )
-        if seeds is None:
-            files = _compared(config, workdir, aim, tasks)[1]
+
+        def run(config: Config, folder: Path) -> Result:
+            result = execute(config, folder, aim, tasks=tasks)
+            if is_primary() and result.files:
+                try:
+                    print_files(write_comparison(config, result, aim, folder))
+                except OSError as error:
+                    fail(error, code=1)
+            return result
+
+        if splits is None:
+            run(config, workdir)
         else:
-            files = run_crossed(
-                config,
-                seeds,
-                workdir,
-                lambda of_split, folder: _compared(of_split, folder, aim, tasks)[0],
-                show_result=print_result,
-            )
-    print_files(files)
-
-
-def _compared(
-    config: Config, workdir: Path, aim: Aim, tasks: Tasks | None
-) -> tuple[Result, list[Path]]:
-    """Runs a comparison, and writes its files; none of a process that is not the first, or into a
-    folder that is read-only."""
-    result = execute(config, workdir, aim, tasks=tasks)
-    if not is_primary() or not result.files:
-        return result, []
-    try:
-        return result, write_comparison(config, result, aim, workdir)
-    except OSError as error:
-        fail(error, code=1)
+            print_result(run_splits(config, splits, workdir, run))

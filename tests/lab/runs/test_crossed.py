@@ -1,35 +1,14 @@
-"""A comparison over crossed seeds: its flags, its cells and its files."""
+"""A comparison over crossed seeds: its cells and its table."""
 
-import csv
+import dataclasses
 
 import numpy as np
 import pytest
 
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.runs.compare import chosen_seeds, components, run_crossed
+from fedjax_ht.lab.runs.compare import components, run_splits
 from fedjax_ht.lab.runs.train import Result
 from tests.runs import config_of
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ((3, None, None), "--model_seeds None; give both, each at least 2"),
-        ((None, 3, None), "--split_seeds is None"),
-        ((1, 3, None), "--split_seeds is 1"),
-        ((3, 0, None), "--model_seeds 0"),
-        ((3, 3, 5), "--trials is given beside --model_seeds"),
-    ],
-)
-def test_seeds_that_cannot_be_crossed(flags, message):
-    with pytest.raises(ValueError, match=message):
-        chosen_seeds(*flags)
-
-
-def test_flags_that_name_no_seeds_cross_none():
-    assert chosen_seeds(None, None, 3) is None
-    assert chosen_seeds(2, 3, None) == (2, 3)
-
 
 RNG = np.random.default_rng(3)
 SPLITS, MODELS = np.array([[-3.0], [0.0], [3.0]]), np.array([-1.0, 0.0, 1.0, 0.0])
@@ -79,38 +58,19 @@ def written(config, folder):
 
 
 def test_every_pair_is_a_cell(tiny_config, tmp_path):
-    shown = []
-    config = typed_config(config_of(tiny_config))
-    files = run_crossed(config, (2, 2), tmp_path, written, show_result=shown.append)
-    assert [file.name for file in files] == ["seeds.csv", "seeds.md"]
-    rows = list(csv.DictReader(files[0].open()))
-    cells = [(row["split_seed"], row["model_seed"], float(row["best"])) for row in rows[:4]]
-    seeds = [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
-    assert [cell[:2] for cell in cells] == seeds
-    assert [row["entry"] for row in rows] == [
-        *["local"] * 4,
-        *["lg_fedavg"] * 4,
-    ]
-    assert np.allclose([cell[2] for cell in cells], [0.6, 0.61, 0.7, 0.71])
-    assert "| lg_fedavg minus local | -0.50 |" in shown[0].markdown() == files[1].read_text()[:-1]
-
-
-def test_a_folder_that_is_read_only_gets_no_file(tiny_config, tmp_path):
-    config = typed_config(config_of(tiny_config))
-
-    def read_only(config, folder):
-        return written(config, folder)._replace(files=[])
-
-    assert run_crossed(config, (2, 2), tmp_path, read_only) == []
-    assert not list(tmp_path.iterdir())
+    config = dataclasses.replace(typed_config(config_of(tiny_config)), trials=2)
+    text = run_splits(config, 2, tmp_path, written).markdown()
+    assert "| lg_fedavg minus local | -0.50 | 0.00 | 0.00 |" in text
+    assert "| local | 65.50 | 7.07 | 0.71 | 0.00 |" in text
 
 
 @pytest.mark.slow
 def test_the_command_runs_every_pair(run_module, tiny_config, tmp_path):
     arguments = f"--config={tiny_config}:runlocal", "--methods=local,lg_fedavg", "--split_seeds=2"
-    folder = f"--workdir={tmp_path}"
-    done = run_module("compare", *arguments, "--model_seeds=2", folder)
+    done = run_module("compare", *arguments, "--trials=2", f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "± split" in done.stdout and "seeds.csv" in done.stdout
+    assert "± split" in done.stdout
     for seed in (1, 2):
         assert (tmp_path / f"split_{seed}" / "report.html").exists()
+    done = run_module("compare", *arguments, "--trials=1", f"--workdir={tmp_path}")
+    assert done.returncode == 2 and "--trials is 1; with --split_seeds" in done.stderr
