@@ -15,7 +15,7 @@ import html
 import io
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -116,71 +116,41 @@ def main(arguments: list[str]) -> None:
     )
 
 
-MOST = 40  # classes, and no more, that have a bar each
+MOST = 40  # classes, and no more, whose names stand beside their bars
 BINS = 64
 WIDTH = 5.5  # inches: words stay readable where a phone shrinks the picture
 
 
 def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
-    """Draws the samples of every class, stacked by set; of more classes than have room, how many
-    classes have how many samples.
+    """Draws the samples of every class, stacked by set.
 
     Args:
       counts: name of a set -> int [classes].
       class_names: names of all classes.
     """
-    if len(class_names) > MOST:
-        return _sizes_picture(counts)
-    figure, axes = subplots(figsize=(WIDTH, 0.26 * len(class_names) + 1.2))
+    with_names = len(class_names) <= MOST
+    figure, axes = subplots(figsize=(WIDTH, 0.26 * min(len(class_names), MOST) + 1.2))
     left = np.zeros(len(class_names), int)
     for i, (name, of_set) in enumerate(counts.items()):
-        axes.barh(range(len(class_names)), of_set, left=left, label=name, color=_colour(i))
+        colour = COLOURS[i % len(COLOURS)]
+        axes.barh(range(len(class_names)), of_set, left=left, label=name, color=colour)
         left = left + of_set
-    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
-    axes.set_yticks(range(len(class_names)), names, fontsize=8)
+    if with_names:
+        names = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
+        axes.set_yticks(range(len(class_names)), names, fontsize=8)
     axes.invert_yaxis()  # the first class on top
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _label(axes, counts, "samples")
-    axes.grid(visible=False, axis="y")
-    return figure
-
-
-def _sizes_picture(counts: Mapping[str, np.ndarray]) -> Figure:
-    figure, axes = subplots(figsize=(WIDTH, 2.6))
-    colours = list(map(_colour, range(len(counts))))
-    axes.hist(list(counts.values()), BINS, label=list(counts), color=colours)
-    _label(axes, counts, "samples of a class", "classes")
-    return figure
-
-
-def _label(axes: Any, names: Collection[str], xlabel: str, ylabel: str = "") -> None:
-    """Gives a picture its labels, a grid, and a legend of several names."""
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.grid(alpha=0.3)
-    if len(names) > 1:
+    axes.set(xlabel="samples", ylabel="" if with_names else "class")
+    axes.grid(alpha=0.3, axis="x")
+    if len(counts) > 1:
         legend(axes, FEW + 1)
-
-
-def values_picture(values: Mapping[str, np.ndarray], label: str) -> Figure:
-    """Draws how often values occur, a line each.
-
-    Args:
-      values: name -> its values, such as those of a channel.
-      label: the label of the axis, which names the kind of value.
-    """
-    figure, axes = subplots(figsize=(WIDTH, 2.6))
-    edges = _edges(np.concatenate([np.ravel(each) for each in values.values()]))
-    for i, (name, each) in enumerate(values.items()):
-        counts, _ = np.histogram(each, edges)
-        axes.stairs(counts / max(1, counts.sum()), edges, label=name, color=_colour(i))
-    _label(axes, values, label, "share of the values")
     return figure
 
 
-def feature_picture(column: np.ndarray) -> Figure:
-    """Draws a histogram of one feature's values, [N]."""
+def histogram(values: np.ndarray) -> Figure:
+    """Draws how often values occur."""
     figure, axes = subplots(figsize=(2.4, 1.3))
-    axes.hist(column, _edges(column), color=COLOURS[0])
+    axes.hist(np.ravel(values), _edges(values), color=COLOURS[0])
     axes.tick_params(labelsize=6)
     return figure
 
@@ -196,30 +166,18 @@ def _edges(values: np.ndarray) -> np.ndarray:
     return np.histogram_bin_edges(values, BINS)
 
 
-def window_svg(window: np.ndarray) -> bytes:
-    """Draws one window of sensors, float [T, ...], as an SVG file: a line a signal, against
-    time."""
-    signals = window.reshape(len(window), -1).T.astype(np.float64)
-    low, high = signals.min(), signals.max()
-    height = 100 * (high - signals) / max(high - low, 1e-12)
-    times = np.linspace(0, 200, len(window))
-    lines = []
-    for i, signal in enumerate(height):
-        points = " ".join(f"{time:.1f},{value:.1f}" for time, value in zip(times, signal))
-        look = f'fill="none" stroke="{_colour(i)}" stroke-width="0.8"'
-        lines.append(f'<polyline {look} points="{points}"/>')
-    size = 'width="200" height="100" viewBox="0 -1 200 102"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(lines)}</svg>'.encode()
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def window_picture(window: np.ndarray) -> Figure:
+    """Draws one window of sensors, float [T, ...]: a line a signal, against time."""
+    figure, axes = subplots(figsize=(2.4, 1.2))
+    axes.plot(window.reshape(len(window), -1), lw=0.8)
+    axes.axis("off")
+    return figure
 
 
 SAMPLES = 20
 LOOKED_AT = 2_000  # samples whose values are counted
 MOST_COLOURS = 6  # sets or groups that a bar is divided into
-PANELS = 24  # features whose values are drawn
+PANELS = 24  # features or channels whose values are drawn
 TOKENS = 60  # of a text that are shown
 
 
@@ -313,7 +271,7 @@ def _image(dataset: Dataset, index: int) -> str:
 
 
 def _window(dataset: Dataset, index: int) -> str:
-    svg = window_svg(np.asarray(dataset.inputs[index]))
+    svg = rendered(window_picture(np.asarray(dataset.inputs[index])), "svg")
     return document.image(svg, "svg+xml", f"sample {index}", "drawing")
 
 
@@ -359,39 +317,33 @@ def _classes(dataset: Dataset, described: Description) -> str:
 
 
 def _values(dataset: Dataset, described: Description) -> str:
+    """A histogram of the values of each of the first features or channels."""
     step = 1 + len(dataset.labels) // LOOKED_AT
     x = jax.tree.map(lambda array: np.asarray(array[::step]), dataset.inputs)
-    every = f" Every {step}th sample is counted." if step > 1 else ""
-    if described.kind == "rows":
-        return _features(described, x) + document.caption(f"Values as they are stored.{every}")
-    if described.kind == "texts":
-        lengths = (x != 0).sum(1)
-        text = f"Tokens of a text, padding left out; texts are cut at {x.shape[1]}.{every}"
-        figure = values_picture({"tokens": lengths}, "tokens of a text")
-    else:
-        text = f"Values as they are stored.{every}"
-        figure = values_picture(_by_channel(x), "value")
-    return document.drawing(rendered(figure, "svg"), "values", text)
-
-
-def _features(described: Description, x: np.ndarray) -> str:
-    """A histogram of each of the first features."""
-    names = described.features or tuple(map(str, range(x.shape[1])))
+    named = _by_name(described, x)
     cells = []
-    for name, column in list(zip(names, x.T))[:PANELS]:
-        picture = document.image(
-            rendered(feature_picture(column), "svg"), "svg+xml", name, "drawing"
-        )
-        about = f"{name}: mean {column.mean():.4g}, deviation {column.std():.4g}"
-        cells.append(f"<figure>{picture}<figcaption>{html.escape(about)}</figcaption></figure>")
-    more = ""
-    if len(names) > PANELS:
-        more = document.caption(f"The first {PANELS} of {len(names)} features.")
-    return f'<div class="samples windows">{"".join(cells)}</div>{more}'
+    for name, values in list(named.items())[:PANELS]:
+        picture = rendered(histogram(values), "svg")
+        about = f"{name}: mean {np.mean(values, dtype=np.float64):.4g}, deviation {np.std(values, dtype=np.float64):.4g}"
+        image = document.image(picture, "svg+xml", name, "drawing")
+        cells.append(f"<figure>{image}<figcaption>{html.escape(about)}</figcaption></figure>")
+    text = "Values as they are stored."
+    if described.kind == "texts":
+        text = f"Tokens of a text, padding left out; texts are cut at {x.shape[1]}."
+    if step > 1:
+        text += f" Every {step}th sample is counted."
+    if len(named) > PANELS:
+        text += f" The first {PANELS} of {len(named)}."
+    return f'<div class="samples windows">{"".join(cells)}</div>{document.caption(text)}'
 
 
-def _by_channel(x: np.ndarray) -> dict[str, np.ndarray]:
-    """Values by the last axis, of images and windows of a few channels; else all together."""
+def _by_name(described: Description, x: Any) -> dict[str, np.ndarray]:
+    """Values by feature, of a table; by channel, of images and windows of a few; else together."""
+    if described.kind == "texts":
+        return {"tokens of a text": (x != 0).sum(1)}
+    if described.kind == "rows":
+        names = described.features or tuple(map(str, range(x.shape[1])))
+        return dict(zip(names, x.T))
     arrays = jax.tree.leaves(x)
     first = arrays[0]
     if len(arrays) == 1 and first.ndim > 2 and 1 < first.shape[-1] <= 9:
