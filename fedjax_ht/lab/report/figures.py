@@ -1,7 +1,8 @@
 """Figures as files: their colours, their legends, and how they are saved."""
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
         if method_of(label) == BASELINE and not looks:
             looks[label] = {"color": BLACK, "ls": "-", "marker": "o"}
             continue
-        number = number_of(method_of(label)) % len(COLOURS)
-        while number in taken:
-            number = _next(number, taken)
+        first, count = number_of(method_of(label)) % len(COLOURS), len(COLOURS)
+        order = itertools.chain(range(first, count), range(first), itertools.count(count))
+        number = next(i for i in order if i not in taken)
         taken.add(number)
         looks[label] = {
             "color": COLOURS[number % len(COLOURS)],
@@ -80,14 +81,6 @@ def _by_method(labels: Iterable[str]) -> list[str]:
         else:
             first[method_of(label)] = label
     return [*first.values(), *variants]
-
-
-def _next(number: int, taken: Collection[int]) -> int:
-    """Returns the next colour that no entry has, or the first of the next kind of line."""
-    kind = number // len(COLOURS) * len(COLOURS)
-    free = [kind + i for i in range(len(COLOURS)) if kind + i not in taken]
-    later = [candidate for candidate in free if candidate > number]
-    return (later or free or [kind + len(COLOURS)])[0]
 
 
 def legend(axes: Axes, entries: int) -> None:

@@ -324,7 +324,8 @@ def _values(dataset: Dataset, described: Description) -> str:
     cells = []
     for name, values in list(named.items())[:PANELS]:
         picture = rendered(histogram(values), "svg")
-        about = f"{name}: mean {np.mean(values, dtype=np.float64):.4g}, deviation {np.std(values, dtype=np.float64):.4g}"
+        mean, deviation = np.mean(values, dtype=float), np.std(values, dtype=float)
+        about = f"{name}: mean {mean:.4g}, deviation {deviation:.4g}"
         image = document.image(picture, "svg+xml", name, "drawing")
         cells.append(f"<figure>{image}<figcaption>{html.escape(about)}</figcaption></figure>")
     text = "Values as they are stored."

@@ -63,7 +63,6 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
         check_alike(parts[0], part)
     entries, notes = joined(parts)
     workdir.parent.mkdir(parents=True, exist_ok=True)
-    check_space(parts, workdir.parent)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as new:
         made, lanes = Path(new) / workdir.name, {}
         made.mkdir()
@@ -128,15 +127,6 @@ def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[
                         "another file"
                     )
     return entries, parts[0].notes | {note: known for note, known in files.items() if known}
-
-
-def check_space(parts: Sequence[Folder], parent: Path) -> None:
-    """Raises a ValueError where the entries' files do not fit on the disk of a folder."""
-    folders = [part.path / folder_of(label) for part in parts for label in part.entries]
-    needed = sum(file.stat().st_size for folder in folders for file in folder.rglob("*"))
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise ValueError(f"the runs have {needed:,} bytes, and {parent} has {free:,} bytes left")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,12 +1,11 @@
 """Plays a run, from the start or from the newest checkpoint: rows are written, states saved, and
 warnings given between rounds."""
 
-import contextlib
 import dataclasses
 import functools
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedjax_ht.core.mesh import usual_devices
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
-from fedjax_ht.lab.files import PASSING, atomic_open, is_caused_by
+from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import place_of
 from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.maps import remember_map
@@ -147,9 +146,7 @@ def play(
     if rounds_done(states) < config.rounds and is_primary():
         notify("stage", _compiling(run))
     programs, trouble = environment() | own_code(run), _trouble_of(run, numbers, histories)
-    # the round of the newest checkpoint, the rows in the files, and whether an earlier round is yet
-    # to be saved
-    saved, written, is_late = rounds_done(states), 0, False
+    saved, written = rounds_done(states), 0  # round of the newest checkpoint; rows in the files
 
     def write(histories: list[list[Row]]) -> None:
         nonlocal written
@@ -174,35 +171,14 @@ def play(
             # the untrained federation is evaluated; the first round may compile for long
             stop_if_signalled(caught)
 
-    @contextlib.contextmanager
-    def put_off(round: int, is_last: bool) -> Iterator[None]:
-        """Puts off to the next round a file that cannot be written now because too much is open."""
-        nonlocal is_late
-        try:
-            yield
-        except OSError as error:
-            # other processes wait for the first one at a checkpoint, which it would not reach
-            is_alone = jax.process_count() == 1
-            if is_last or not is_alone or not is_caused_by(error, PASSING):
-                raise
-            is_late = True
-            warn(
-                f"{label}: round {round} is not saved yet ({error}); it is tried again after the "
-                "next round"
-            )
-
     def after_round(states: list[SimulationState], histories: list[list[Row]]) -> bool:
-        nonlocal is_late
         stop, round = agreed(bool(caught)), rounds_done(states)
         if any(state.round > round for state in states):
             return stop  # what a killed process had saved of some trials already stays as it is
-        with put_off(round, stop):
-            write(histories)
-            checkpointer.check()
-        if round % config.checkpoint.every == 0 or stop or is_late:
-            with put_off(round, stop):
-                is_late = False
-                save(states, histories)
+        write(histories)
+        checkpointer.check()
+        if round % config.checkpoint.every == 0 or stop:
+            save(states, histories)
         return stop
 
     reached, histories = run_each(
@@ -218,7 +194,7 @@ def play(
         only=evaluated_clients(config),
         score_every=config.evaluate.participants,
     )
-    if rounds_done(reached) != saved or is_late:
+    if rounds_done(reached) != saved:
         save(reached, histories)
     checkpointer.wait()
     if writes:  # the run may have ended last time between a checkpoint and this note

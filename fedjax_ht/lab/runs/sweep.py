@@ -13,7 +13,6 @@ again goes on where the search stopped. What is chosen is printed as an entry fo
 import shlex
 import time
 
-import jax
 from absl import flags
 
 from fedjax_ht.lab.files import atomic_open
@@ -36,24 +35,11 @@ _DRAWS = flags.DEFINE_integer(
 _HALVINGS = flags.DEFINE_integer("halvings", 0, "How often the worse half of the points ends.")
 
 
-def count_programs() -> list[float]:
-    """Returns a list to which every program that is compiled from now on, or read from the cache,
-    adds its seconds."""
-    seconds: list[float] = []
-
-    def listen(event: str, duration_secs: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return seconds
-
-
 def main(_) -> None:
     config, name = configured()
     if _ENTRY.value is None:
         raise ValueError("no --entry; for example --entry=fedtgp")
-    start, compiled = time.time(), count_programs()
+    start = time.time()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir) as tasks:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
@@ -63,7 +49,5 @@ def main(_) -> None:
     text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")
-    seconds = time.time() - start
-    programs = f"{len(compiled)} programs in {sum(compiled):.0f} s of " if compiled else ""
-    print(f"\n{text}\n{programs}{seconds:.0f} s.\n")
+    print(f"\n{text}\n{time.time() - start:.0f} s.\n")
     print(f"chosen: --methods={shlex.quote(result.best)}")

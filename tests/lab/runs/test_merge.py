@@ -65,15 +65,6 @@ def test_unlike_runs_are_refused(tmp_path, other, message):
     assert not (tmp_path / "whole").exists()
 
 
-def test_more_bytes_than_the_disk_has_left_are_refused(tmp_path):
-    parts = [part(tmp_path / "a", "local"), part(tmp_path / "b", "fedtgp")]
-    with (tmp_path / "b" / "fedtgp" / "sparse").open("wb") as file:
-        file.truncate(1 << 43)
-    with pytest.raises(ValueError, match=r"the runs have 8,796,.* bytes left$"):
-        merge(parts, tmp_path / "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
 def test_what_changes_no_number_may_differ(tmp_path):
     first = part(tmp_path / "a", "local")
     second = part(tmp_path / "b", "fedtgp", dataset__data_dir="/elsewhere", devices=2)

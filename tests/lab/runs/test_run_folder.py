@@ -282,29 +282,22 @@ def test_an_identity_that_a_fault_left_behind_is_brought_up_to_date(config, copi
     assert read_identity(copied / "local") == identity
 
 
-@pytest.mark.parametrize("round", [1, 3])
-def test_too_many_open_files_put_a_checkpoint_off(config, copied, finished, round):
+def test_too_many_open_files_end_a_run_that_resumes(config, copied, finished):
     shutil.rmtree(copied / "local")
-    savez, calls, warnings = np.savez, [], []
+    savez, calls = np.savez, []
 
     def crowded(file, **arrays):
         calls.append(1)
-        if len(calls) == 2 * round:  # two a round
+        if len(calls) == 4:  # two a round
             raise OSError(errno.EMFILE, "Too many open files")
         return savez(file, **arrays)
 
     with mock.patch.object(np, "savez", crowded):
-        if round == 3:  # the last one is waited for, and nothing comes after it
-            with pytest.raises(Unwritable, match="Too many open files; what was saved"):
-                train_and_evaluate(config, copied, warn=warnings.append)
-            assert not warnings
-        train_and_evaluate(config, copied, warn=warnings.append)
+        with pytest.raises(Unwritable, match="Too many open files; what was saved"):
+            train_and_evaluate(config, copied)
+        train_and_evaluate(config, copied)
     assert metrics(copied, "local") == metrics(finished, "local")
     assert max(map(int, os.listdir(copied / "local/checkpoints"))) == 3
-    if round == 1:
-        (line,) = warnings
-        assert "is not saved yet (" in line and "local/checkpoints/1.tmp" in line
-        assert "Too many open files" in line and "\n" not in line
 
 
 def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path):
