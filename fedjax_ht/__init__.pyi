@@ -58,7 +58,6 @@ from .data.client_data import make_federation_data as make_federation_data
 from .data.dataset import ClientIndices as ClientIndices
 from .data.dataset import Dataset as Dataset
 from .data.partition import class_counts as class_counts
-from .data.partition import flwr_partition as flwr_partition
 from .data.partition import make_partition as make_partition
 from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted

@@ -298,7 +298,7 @@ def test_a_subset_keeps_whose_a_sample_is():
 def test_persons_with_few_samples_are_left_out_or_named():
     groups = np.repeat([4, 6, 8, 9], [1, 1, 4, 5])
     dataset = Dataset("d", np.zeros((11, 1)), np.arange(11) % 3, ("a", "b", "c"), groups=groups)
-    with pytest.raises(ValueError, match=r"client 0 of 4 without.*min_samples=2 with"):
+    with pytest.raises(ValueError, match=r"client 0 of 4 without.* min_samples"):
         make_partition("natural", dataset, 4)
     clients = make_partition("natural", dataset, 2, min_samples=2)
     assert [set(groups[np.concatenate(c)]) for c in clients] == [{8}, {9}]

@@ -272,9 +272,8 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "practical", "pathological"])
 def test_more_clients_than_samples_are_refused_at_once(kind):
-    remedy = "(lower num_clients|num_clients=[0-9]+ works)$"
     with pytest.raises(
-        ValueError, match=f"{kind}' leaves some of 20000 clients without.*; {remedy}"
+        ValueError, match=f"{kind}' leaves some of 20000 clients without.*: lower num_clients$"
     ):
         make_partition(kind, make_dataset([5000, 5000]), 20_000)
 
@@ -284,42 +283,11 @@ def test_more_clients_than_samples_are_refused_at_once(kind):
     [
         ([60, 60], 1 / 3, "class_shares", {}, "val_size is 10000; it must be below the 80"),
         ([40, 40], None, "dirichlet", {"alpha": 1e-9, "max_tries": 3}, "raise alpha"),
-        ([1, 0], None, "iid", {"train_share": 1.0}, "a test sample; toy has 1 samples$"),
-        ([1] * 6, None, "iid", {"stratified": True}, "has 6 samples; stratified=False works$"),
+        ([1, 0], None, "iid", {"train_share": 1.0}, "a test sample; toy has 1 samples: lower"),
+        ([1] * 6, None, "iid", {"stratified": True}, "has 6 samples: .*stratified$"),
     ],
 )
 def test_sets_that_no_client_can_have(sizes, share, kind, options, message):
     clients = 2 if sizes[-1] > 1 else 1
     with pytest.raises(ValueError, match=message):
         make_partition(kind, make_dataset(sizes, test_share=share), clients, **options)
-
-
-@pytest.mark.parametrize(
-    "kind, num_clients, options, remedy",
-    [
-        ("iid", 3, {"train_share": 1.0}, "train_share=0.75"),
-        ("iid", 3, {"train_share": 0.5, "val_share": 0.5}, "val_share=0.25"),
-        ("iid", 3, {"train_share": 0.01}, "train_share=0.5"),
-        ("iid", 121, {}, "num_clients=60"),
-        ("dirichlet", 30, {"alpha": 1.0, "min_samples": 1}, "min_samples=2"),
-        ("dirichlet", 20, {"alpha": 1.0}, "min_samples=3"),
-        ("practical", 20, {}, "alpha=1.0"),
-        ("practical", 30, {}, "alpha=10.0"),
-        ("few_shot", 3, {"shots": 14}, "shots=7"),
-        ("pathological", 40, {}, "num_clients=10"),
-        ("dfrd", 4, {}, None),
-    ],
-)
-def test_a_split_that_cannot_be_made_names_a_setting_that_works(kind, num_clients, options, remedy):
-    dataset = make_dataset([40] * 3)
-    with pytest.raises(ValueError) as error:
-        make_partition(kind, dataset, num_clients, **options)
-    line = str(error.value)
-    assert "\n" not in line and ("works" in line) == (remedy is not None)
-    if remedy is None:
-        return
-    assert line.endswith(f"; {remedy} works")
-    change = eval(f"dict({remedy.replace(' with ', ', ')})")
-    partition = make_partition(kind, dataset, **{"num_clients": num_clients} | options | change)
-    assert all(len(client.train) for client in partition)
-    assert any(len(client.test) for client in partition)

@@ -28,7 +28,7 @@ PARTITION_KINDS = [*PLANS, *PARTITIONS]
 OTHERS = ("--workdir", "simulation.write_clients", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS=cpu")
 OTHERS += (".pkl", "clients.csv", "classes.csv")
 OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
-OTHERS += ("sweep --over", "compare --fair", "compare --entries=1/8", "merge", "fl.flwr_partition")
+OTHERS += ("sweep --over", "compare --fair", "compare --entries=1/8", "merge")
 OTHERS += ("track=wandb", "tensorboard", "mlflow", *Method._fields)
 
 

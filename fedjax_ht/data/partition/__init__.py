@@ -1,6 +1,5 @@
 """Partitions: the samples that each client trains, validates and tests on."""
 
-from fedjax_ht.data.partition.flwr_datasets import flwr_partition
 from fedjax_ht.data.partition.registry import (
     PARTITIONS,
     PLANS,
@@ -16,7 +15,6 @@ __all__ = [
     "PLANS",
     "check_partition",
     "class_counts",
-    "flwr_partition",
     "make_partition",
     "partition_options",
     "register_partition",

@@ -71,18 +71,6 @@ def few_shot(
     return tuple(clients)
 
 
-class NoDraw(ValueError):
-    """No draw gave every client its minimum of samples.
-
-    Attributes:
-      largest: minimum that a draw reached, 0 where each left a client without.
-    """
-
-    def __init__(self, line: str, largest: int):
-        super().__init__(line)
-        self.largest = largest
-
-
 def pfllib_least(num_samples: int, num_clients: int) -> int:
     """The minimum of samples for a client in PFLlib.
 
@@ -196,9 +184,6 @@ def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
     return indices[: num_rows * width].reshape(num_rows, width)
 
 
-_HOPELESS = 10
-
-
 def _draw(
     labels: np.ndarray,
     num_clients: int,
@@ -211,22 +196,15 @@ def _draw(
     capacity: float,
 ) -> Plan:
     """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
-    largest = 0
-    if num_clients * min_samples > len(labels):  # tries show what would be possible, nothing more
-        max_tries = min(max_tries, _HOPELESS)
-    for _ in range(max_tries):
+    is_possible = num_clients * min_samples <= len(labels)
+    for _ in range(max_tries if is_possible else 0):
         plan = _try(labels, num_clients, num_classes, rng=rng, alpha=alpha, capacity=capacity)
-        if plan is None:
-            continue
-        smallest = min(map(len, plan))
-        if smallest >= min_samples:
+        if plan is not None and min(map(len, plan)) >= min_samples:
             return plan
-        largest = max(largest, smallest)
-    raise NoDraw(
+    raise ValueError(
         f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
         f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
-        "min_samples or num_clients",
-        largest,
+        "min_samples or num_clients"
     )
 
 

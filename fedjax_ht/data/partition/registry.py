@@ -2,9 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -68,8 +67,6 @@ PARTITIONS: MappingProxyType[str, Callable[..., Partition]] = MappingProxyType(S
 """Name -> function of the partitions in `SPLITS`, those that `register_partition` added
 included."""
 
-TRIES = 10  # draws of a split that a message may name
-
 
 def register_partition(name: str, function: Callable[..., Partition]) -> None:
     """Registers a partition of your own under a name, which configs and `make_partition` take.
@@ -127,8 +124,7 @@ def make_partition(
 
     Raises:
       ValueError: a bad setting (`check_partition`), data that does not fit it, a client without
-        training samples, or no client with test samples. Where a neighbouring value works, the
-        message names it.
+        training samples, or no client with test samples.
 
     Examples:
       >>> from fedjax_ht.lab.readers import load_dataset
@@ -138,26 +134,14 @@ def make_partition(
       1039
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
-    try:
-        return _split(kind, dataset, num_clients, seed, options)
-    except ValueError as error:
-        drawn = getattr(error, "largest", 0)
-        remedy = _what_works(kind, dataset, num_clients, seed=seed, options=options, drawn=drawn)
-        raise ValueError(f"{error}{remedy}") from None
-
-
-def _split(
-    kind: str, dataset: Dataset, num_clients: int, seed: int, options: dict[str, Any]
-) -> Partition:
-    """Returns the split of these options, if every client trains and any tests."""
     if dataset.public is not None:
         private, kept = private_part(dataset)
-        return at_places(_split(kind, private, num_clients, seed, options), kept)
+        return at_places(make_partition(kind, private, num_clients, seed, **options), kept)
     place = f"{dataset.name} has {len(dataset.labels)} samples"
     if (kind in PLANS or kind == "dfrd") and num_clients > len(dataset.labels):
         raise ValueError(
             f"partition {kind!r} leaves some of {num_clients} clients without training samples; "
-            f"{place}"
+            f"{place}: lower num_clients"
         )
     rng, planned, shares = np.random.RandomState(seed), dict(options), {}
     if kind in PLANS:
@@ -172,44 +156,14 @@ def _split(
         if not len(client.train):
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"{place}"
+                f"{place}: lower num_clients, or raise train_share or min_samples"
             )
     if not any(len(client.test) for client in partition):
         raise ValueError(
-            f"partition {kind!r} leaves none of {num_clients} clients a test sample; {place}"
+            f"partition {kind!r} leaves none of {num_clients} clients a test sample; {place}: "
+            "lower num_clients, train_share or val_share, or leave out stratified"
         )
     return partition
-
-
-def _what_works(
-    kind: str,
-    dataset: Dataset,
-    num_clients: int,
-    seed: int,
-    options: dict[str, Any],
-    drawn: int,
-) -> str:
-    """Writes "; min_samples=2 works": the first of the `remedies` that does, or nothing."""
-    values = {name: parameter.default for name, parameter in partition_options(kind).items()}
-    values |= options
-    if "alpha" in values and num_clients > len(dataset.labels):  # draws of many clients are slow
-        return "; lower num_clients"
-    for change in remedies(dataset, num_clients, values, drawn):
-        changed = {"num_clients": num_clients} | options | change
-        least = (values | change).get("min_samples") or 1
-        if kind in PLANS and changed["num_clients"] * least > len(dataset.labels):
-            continue
-        try:
-            check_partition(kind, num_classes=dataset.num_classes, **changed)
-            tries = {}
-            if "alpha" in change:  # a split that is found in few tries is the one of many
-                tries["max_tries"] = min(TRIES, values["max_tries"])
-            _split(kind, dataset, changed.pop("num_clients"), seed, changed | tries)
-        except ValueError:
-            continue
-        texts = [f"{name}={value!r}" for name, value in change.items()]
-        return f"; {' with '.join(texts)} works"
-    return ""
 
 
 def partition_options(kind: str) -> dict[str, inspect.Parameter]:
@@ -282,88 +236,3 @@ def _options(function: Callable) -> dict[str, inspect.Parameter]:
         for p in inspect.signature(function).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     }
-
-
-ALPHAS = (0.1, 0.2, 0.5, 1.0, 10.0)
-FEW = (2, 3, 4)  # samples of which some train and some test
-
-
-def remedies(
-    dataset: Dataset, num_clients: int, values: Mapping[str, Any], drawn: int = 0
-) -> Iterator[dict[str, Any]]:
-    """Yields changes of a partition's options, and of num_clients, that may make it possible.
-
-    Args:
-      dataset: the dataset to split.
-      num_clients: number of clients of the split that is not possible.
-      values: all options of the partition.
-      drawn: the minimum that a draw reached, see `NoDraw.largest`; 0 where nothing is drawn.
-    """
-    yield from _sets(dataset, values)
-    if "train_share" in values:
-        yield from _shares(values)
-    if drawn:
-        yield {"min_samples": drawn}
-    if "alpha" in values:
-        yield from _draws(values)
-    if dataset.groups is not None and "tested" in values:
-        yield from _persons(dataset.groups, num_clients, values["min_samples"])
-        yield {"tested": "new_groups"}
-    for name in ("test_shots", "shots", "classes_per_client"):
-        if isinstance(values.get(name), int):
-            yield from ({name: fewer} for fewer in _halved(values[name]))
-    yield from ({"num_clients": fewer} for fewer in _halved(num_clients))
-
-
-def _sets(dataset: Dataset, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields other ways to make the sets for training and testing."""
-    if values.get("sets") == "official":
-        yield {"sets": "merged"}
-    if values.get("stratified"):
-        yield {"stratified": False}
-    if "val_size" in values:
-        yield {"val_size": len(dataset.official.get("train", ())) // 10}
-
-
-def _shares(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields shares that leave samples for testing."""
-    train, val = values["train_share"], values["val_share"]
-    if train is not None and train + val >= 1:
-        if val and train < 1:
-            yield {"val_share": (1 - train) / 2}
-        yield {"train_share": 0.75}
-        yield {"train_share": 0.5, "val_share": 0.25}
-    elif train is not None and train < 0.5:
-        yield {"train_share": 0.5}
-
-
-def _draws(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a few samples as the minimum, and larger alphas, with this minimum and with 2."""
-    least = values["min_samples"]
-    for few in FEW:
-        if least is not None and few > least:
-            yield {"min_samples": few}
-    for alpha in ALPHAS:
-        if alpha > values["alpha"]:
-            yield {"alpha": alpha}
-            yield {"alpha": alpha, "min_samples": FEW[0]}
-
-
-def _persons(groups: np.ndarray, num_clients: int, least: int) -> Iterator[dict[str, Any]]:
-    """Yields larger minima of a person's samples, with as many clients as there are then."""
-    sizes = np.unique(groups, return_counts=True)[1]
-    for more in FEW:
-        left = int((sizes >= more).sum())
-        if more > least and left >= num_clients:
-            yield {"min_samples": more}
-        elif more > least and left:
-            yield {"min_samples": more, "num_clients": left}
-
-
-def _halved(number: int) -> list[int]:
-    """Returns half of a number, a quarter and so on, down to 1."""
-    halves = []
-    while number > 1:
-        number //= 2
-        halves.append(number)
-    return halves
