@@ -2,7 +2,7 @@
 
 `Dataset` and every reader take the same: lists, arrays of other libraries, columns and frames of
 pandas and of Hugging Face are taken where their meaning is plain. What a device would change
-without a word, integers beyond 32 bits and floats that float32 cannot tell apart, is refused.
+without a word, integers and floats beyond 32 bits, is refused.
 """
 
 import math
@@ -17,9 +17,7 @@ from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
 
 _INT32 = np.iinfo(np.int32)
-_LOOKED_AT = 1 << 16  # values of a column that are compared with their float32
 _DARK = 32  # bytes up to here are of another scale than 0 to 255
-_MERGED = 0.01  # share of a column's values that float32 may make equal: chance alone gives less
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
@@ -148,13 +146,11 @@ def fits_device(name: str, x: np.ndarray) -> None:
     """Refuses numbers that a device, which has 32 bits, would hold as others.
 
     Raises:
-      ValueError: NaN, infinite or too large; or float64 of which float32 makes equal ones.
+      ValueError: NaN, infinite or too large.
     """
     refuse_not_finite(name, x)
     if x.dtype.kind in "iu":
         refuse_beyond_int32(name, x)
-    if x.dtype.kind == "f" and x.dtype.itemsize > 4:
-        refuse_merged(name, x)
 
 
 def refuse_not_finite(name: str, x: np.ndarray) -> None:
@@ -187,36 +183,6 @@ def refuse_beyond_int32(name: str, x: np.ndarray) -> None:
             f"{name} runs from {x.min()} to {x.max()}, beyond int32; subtract an offset, or leave "
             "out what is no quantity"
         )
-
-
-def refuse_merged(name: str, x: np.ndarray, columns: Sequence[str] = ()) -> None:
-    """Refuses float64 of which float32 makes equal ones, such as times in seconds since 1970.
-
-    Args:
-      name: the name of the array, for the error.
-      x: floats [N, ..., columns]; its last axis is looked at column by column, in the first
-        samples.
-      columns: names of the columns, for the error; () for positions.
-
-    Raises:
-      ValueError: float32 makes more than a hundredth of a column's different values equal.
-    """
-    width = x.shape[-1] if x.ndim > 1 else 1
-    rows = x.reshape(-1, width)[:_LOOKED_AT]
-    # A column of small numbers, or of a wide range, has float32's 24 bits for it.
-    low, high = rows.min(0, initial=np.inf), rows.max(0, initial=-np.inf)
-    steps = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32)).astype(np.float64)
-    for column in np.flatnonzero((low < high) & (steps * _LOOKED_AT > high - low)).tolist():
-        values = rows[:, column]
-        different = len(np.unique(values))
-        kept = len(np.unique(values.astype(np.float32)))
-        if kept < (1 - _MERGED) * different:
-            which = f"column {columns[column]!r}" if columns else f"place {column} of its last axis"
-            raise ValueError(
-                f"{name}: {which} has {different} different values from {low[column]:.17g} to "
-                f"{high[column]:.17g}, and float32 has {kept} of them; subtract an offset from it, "
-                "or leave it out"
-            )
 
 
 def as_groups(name: str, owners: Any) -> np.ndarray:
@@ -254,8 +220,6 @@ def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
 
 
 CLASSES = 100_000  # the most of a set; ImageNet-21k has 21,841
-
-_NO_LABEL = 255  # what many sets have for a sample that nobody has labelled
 
 
 def as_labels(name: str, labels: Any) -> np.ndarray:
@@ -301,32 +265,6 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
             f"{CLASSES - 1:,}{hint}"
         )
     return values.astype(np.int64)
-
-
-def refuse_no_label(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
-    """Refuses 255 behind labels that count from 0 without it: it marks samples without a label.
-
-    Args:
-      name: the name of the set, for the error.
-      labels: the samples' classes, int [N].
-      class_names: names of all classes; a class 255 that has another name is one.
-
-    Raises:
-      ValueError: there are 0 to k, and 255.
-    """
-    if tuple(class_names[_NO_LABEL : _NO_LABEL + 1]) != (str(_NO_LABEL),):
-        return
-    values = np.unique(labels)
-    rest = values[:-1]
-    if not rest.size or values[-1] != _NO_LABEL or rest[-1] == _NO_LABEL - 1:
-        return
-    if np.array_equal(rest, np.arange(len(rest))):
-        count = np.count_nonzero(labels == _NO_LABEL)
-        raise ValueError(
-            f"{name}: labels are 0 to {rest[-1]} and, {count} times, {_NO_LABEL}, which marks "
-            f"samples without a label; leave them out, where labels == {_NO_LABEL}, or number that "
-            f"class {len(rest)}"
-        )
 
 
 def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:

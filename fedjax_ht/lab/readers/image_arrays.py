@@ -1,6 +1,6 @@
 """Arrays that are images, or may be: which they are, and their bytes [N, H, W, C]."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,13 +119,13 @@ class Samples(NamedTuple):
     """Samples whose name, or values, have told whether they are images.
 
     Attributes:
-      inputs: images as bytes [N, H, W, C], or anything else as it is stored.
-      preprocess: None for images.
+      inputs: images as bytes [N, H, W, C], or anything else as it is stored; or N texts.
+      preprocess: None for images and texts.
       converted: changes of the values, a phrase or none.
       warnings: a line on a guess, or none.
     """
 
-    inputs: np.ndarray
+    inputs: Any
     preprocess: Preprocess | None
     converted: tuple[str, ...]
     warnings: tuple[str, ...]

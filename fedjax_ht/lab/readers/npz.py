@@ -22,7 +22,7 @@ from fedjax_ht.data.conversion import as_groups, as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
 from fedjax_ht.lab.readers.images import decode_all, stack
-from fedjax_ht.lab.readers.roles import SETS, class_lines, set_of
+from fedjax_ht.lab.readers.roles import SETS, refuse_no_classes, set_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import Origin
@@ -100,7 +100,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     if not names and not is_other:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)
-        warnings += class_lines("labels", present, list(map(str, values)))
+        refuse_no_classes("labels", present, list(map(str, values)))
     if columns and samples.inputs.shape[1:] != (len(set(columns)),):
         raise ValueError(
             f"column_names has {len(set(columns))} different names, and a sample is "

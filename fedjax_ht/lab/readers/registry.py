@@ -43,7 +43,7 @@ from fedjax_ht.lab.readers.source import (
     read_options,
 )
 from fedjax_ht.lab.safe.arrays import opened_npz
-from fedjax_ht.lab.safe.bounded import open_regular, reading, stamp_of, two_places, user_path
+from fedjax_ht.lab.safe.bounded import open_regular, reading, stamp_of, user_path
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -228,10 +228,8 @@ def load_dataset(
     stamp = stamp_of((*files, options.tokenizer) if options.tokenizer else files)
     dataset = _load(name, root, options, stamp)
     record = dataset.reading or Reading()
-    place = argument.partition(":")[0] if source.argument == "PATH" else ""
-    for line in (two_places(place, root), *record.warnings, *dataset.doubts):
-        if line:
-            _LOGGER.warning(f"{name}: {line}")
+    for line in (*record.warnings, *dataset.doubts):
+        _LOGGER.warning(f"{name}: {line}")
     return dataset
 
 

@@ -29,8 +29,6 @@ _FEWEST = 10  # rows, or classes, from which a pattern in them is no chance
 _INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid", "sample")
 """Names, in small letters, of columns that number rows where all their values differ."""
 
-_UNNAMED = re.compile(r"(?:unnamed: ?\d+)?", re.IGNORECASE)  # as pandas writes and reads an index
-
 
 class Roles(NamedTuple):
     """The roles of a table's columns.
@@ -81,9 +79,6 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     if not features:
         kind = "texts" if named.name.startswith("text:") else "numbers"
         raise ValueError(f"it has no column of {kind} beside {' and '.join(special)}")
-    are_named = bool(named.features) and not _are_out(named.features, columns)
-    if not are_named:
-        _refuse_unnamed(features)
     sentence = ""
     if not named.label:
         about_group = f", and {group!r} for the group" if group else ""
@@ -100,7 +95,7 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
         label=label,
         features=tuple(features),
         group=group,
-        are_named=are_named,
+        are_named=bool(named.features) and not _are_out(named.features, columns),
         sentence=sentence,
         targets=() if named.task == "classification" else tuple(labels),
     )
@@ -130,12 +125,6 @@ def refuse_two_owners(group: str) -> None:
             f"every file of the folder is a client, and column {group!r} is called like a group; "
             f"{leave_out(group)}, or put the files into one"
         )
-
-
-def refuse_groups_of_one(group: str, groups: int, rows: int) -> None:
-    """Refuses a column that is called like a group and numbers the rows."""
-    if groups == rows >= _FEWEST:
-        raise ValueError(f"column {group!r} has another value in every row; {leave_out(group)}")
 
 
 def leave_out(name: str) -> str:
@@ -212,70 +201,40 @@ def _are_out(named: Sequence[str], columns: Sequence[str]) -> bool:
     return any(have_minus)
 
 
-def _refuse_unnamed(features: Sequence[str]) -> None:
-    for name in features:
-        if _UNNAMED.fullmatch(name):
+def refuse_index(roles: Roles, features: Sequence[np.ndarray]) -> None:
+    """Refuses a feature that numbers the rows; those that are named one by one are meant.
+
+    Args:
+      roles: roles of the columns.
+      features: the values of each feature, [N] each.
+
+    Raises:
+      ValueError: a feature has another whole number in every row, which are consecutive or have the
+        name of an index. One line.
+    """
+    for name, column in zip(roles.features, () if roles.are_named else features):
+        steps = np.diff(np.sort(column))
+        if len(column) < _FEWEST or (column != np.floor(column)).any() or not steps.all():
+            continue
+        words = name.lower().replace("-", "_").replace(" ", "_").split("_")
+        if (steps == steps[0]).all() or set(words) & set(_INDEX):
             raise ValueError(
-                f"column {name!r} has no name, as the index that pandas writes: write the table "
-                f"with to_csv(path, index=False), or {leave_out(name)}"
+                f"column {name!r} has another whole number in every row, {column.min():.0f} to "
+                f"{column.max():.0f}, as an index or id; {leave_out(name)}"
             )
 
 
-def index_lines(roles: Roles, features: Sequence[np.ndarray], counts: Sequence[int]) -> list[str]:
-    """Rejects a feature that counts the rows of the table, or of each of its files.
+def refuse_no_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
+    """Refuses labels of which nearly every row has its own.
 
     Args:
-      roles: roles of the columns; features that are named one by one are meant.
-      features: the values of each feature, [N] each.
-      counts: rows of each file, since an index begins anew in each.
-
-    Returns:
-      A warning for each such feature that is meant.
-
-    Raises:
-      ValueError: a feature is one that nobody has named. One line.
-    """
-    lines = []
-    for name, column in zip(roles.features, features):
-        reason = _counting(name, column)
-        if not reason and len(counts) > 1:
-            in_files = [_counting(name, x) for x in np.split(column, np.cumsum(counts)[:-1])]
-            reason = in_files[0] if all(in_files) else ""
-        if reason and not roles.are_named:
-            raise ValueError(f"column {name!r} {reason}; {leave_out(name)}")
-        if reason:
-            lines.append(f"feature {name!r} {reason}")
-    return lines
-
-
-def _counting(name: str, column: np.ndarray) -> str:
-    """Says that a column numbers the rows: in order, in another order, or by its name; or ""."""
-    count = len(column)
-    if count < _FEWEST or (column != np.floor(column)).any():
-        return ""
-    ordered = np.sort(column)
-    steps = np.diff(ordered)
-    if not steps.all():
-        return ""
-    parts = name.lower().replace("-", "_").replace(" ", "_").split("_")
-    if (steps == steps[0]).all() or set(parts) & set(_INDEX):
-        low, high = ordered[0], ordered[-1]
-        return f"has another whole number in every row, {low:.0f} to {high:.0f}, as an index or id"
-    return ""
-
-
-def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
-    """Returns warnings of classes that look wrong.
-
-    Args:
-      name: the name of the labels, for the messages.
+      name: the name of the labels, for the message.
       labels: the rows' classes, int [N].
       class_names: names of all classes.
 
     Raises:
       ValueError: there are about as many classes as rows. One line.
     """
-    counts = np.bincount(labels, minlength=len(class_names))
     classes, rows = len(class_names), len(labels)
     if classes > _FEWEST and 2 * classes > rows:
         raise ValueError(
@@ -283,14 +242,6 @@ def class_lines(name: str, labels: np.ndarray, class_names: Sequence[str]) -> li
             "the column that is the label; numbers to predict need dataset.task=regression (from "
             "Python task='regression')"
         )
-    lines = []
-    alone = [class_names[c] for c in np.flatnonzero(counts == 1).tolist()]
-    if alone and (classes > _FEWEST or np.median(counts) >= _FEWEST):
-        lines.append(
-            f"{name} has {len(alone)} of {classes} classes with one sample, such as "
-            f"{listed(alone, 3)}"
-        )
-    return lines
 
 
 _SET_NAME = re.compile(

@@ -222,8 +222,7 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
         type.
 
     Raises:
-      ValueError: of fewer than two axes, of another type, too large, NaN or infinite, or float64
-        that float32 cannot tell apart.
+      ValueError: of fewer than two axes, of another type, too large, NaN or infinite.
     """
     if x.ndim < 2 or x.dtype.kind not in "iuf":
         raise ValueError(

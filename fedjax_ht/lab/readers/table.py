@@ -16,17 +16,16 @@ import pyarrow.compute
 from fedjax_ht.check.names import kind_of_value, listed, short, unknown
 from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
-from fedjax_ht.data.conversion import as_array, as_groups, refuse_merged
+from fedjax_ht.data.conversion import as_array, as_groups
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.meaning import MISSING, spelling
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.image_arrays import image_or_stored
+from fedjax_ht.lab.readers.image_arrays import Samples, image_or_stored
 from fedjax_ht.lab.readers.images import decode, stack
 from fedjax_ht.lab.readers.roles import (
     Roles,
-    class_lines,
-    index_lines,
-    refuse_groups_of_one,
+    refuse_index,
+    refuse_no_classes,
     refuse_two_owners,
     roles_of,
     set_of,
@@ -110,78 +109,63 @@ def table_raw(
         if groups is not None:
             refuse_two_owners(roles.group)
         codes = codes_of(roles.group, columns[roles.group], place)
-        if not options.group:
-            refuse_groups_of_one(roles.group, len(codes.texts), sum(table.counts))
         groups, group_names = _groups(roles.group, codes)
-    warnings, converted, rule = [], (), None
     targets = None
     if options.task == "classification":
         labels, class_names = _labels(table, roles.label)
+        refuse_no_classes(f"column {roles.label!r}", labels, class_names)
     else:
         class_names = roles.targets
-        targets = _targets(table, class_names, numbers_only, warnings)
+        targets = _targets(table, class_names, numbers_only)
         labels = np.zeros(len(targets), np.int64)
     if numbers_only:
-        names = roles.features
-        spelt = (_spelt_numbers(name, columns.pop(name), table, warnings) for name in names)
-        inputs, lines = _numbers(roles, spelt, labels, table)
-        rule = Standardised()
+        spelt = (_spelt_numbers(name, columns.pop(name), table) for name in roles.features)
+        samples = _numbers(roles, spelt, table)
     else:
         features = [
             _values(name, columns.pop(name), place, options.image_size) for name in roles.features
         ]
-        inputs, rule, lines, converted = _samples(roles, features, labels, table)
+        samples = _samples(roles, features, table)
     # a table without a head has no names to tell
     known = {"label": roles.label, "features": roles.features} if table.roles is None else {}
-    if targets is None:
-        lines += class_lines(f"column {roles.label!r}", labels, class_names)
     return Raw(
-        inputs,
+        samples.inputs,
         labels,
         class_names,
         official=official,
         clients=clients,
         groups=groups,
-        preprocess=rule,
+        preprocess=samples.preprocess,
         reading=Reading(
             path=table.path,
             **known,
             group_names=group_names,
             left_out=table.left_out,
-            converted=tuple(converted),
-            warnings=tuple(filter(None, [roles.sentence, *lines, *warnings])),
+            converted=samples.converted,
+            warnings=tuple(filter(None, [roles.sentence, *samples.warnings])),
         ),
         targets=targets,
     )
 
 
-def _samples(
-    roles: Roles, features: list[Any], labels: np.ndarray, table: Table
-) -> tuple[np.ndarray | list[str], Any, list[str], list[str]]:
-    """The samples, their preprocessing, warnings, and changes of the values."""
+def _samples(roles: Roles, features: list[Any], table: Table) -> Samples:
+    """The samples of columns of numbers or texts, or of one column of arrays."""
     kind = _kind(roles.features, features)
     if kind == "arrays":
         name = roles.features[0]
         is_image = True if name.lower() in _IMAGES else None
-        samples = image_or_stored(name, features[0], is_image)
-        return samples.inputs, samples.preprocess, list(samples.warnings), list(samples.converted)
+        return image_or_stored(name, features[0], is_image)
     if kind == "texts":
-        codes = []
-        for column in features if len(features) > 1 else []:
-            numbers = np.array([float(x) if x.isdecimal() and x.isascii() else 0.5 for x in column])
-            codes.append(numbers)
-        lines = index_lines(roles, codes, table.counts)
-        return list(map(" ".join, zip(*features))), None, lines, []
+        numbers = [[float(x) if x.isdecimal() else 0.5 for x in column] for column in features]
+        refuse_index(roles, list(map(np.array, numbers)) if len(features) > 1 else ())
+        return Samples(list(map(" ".join, zip(*features))), None, (), ())
     columns = (features.pop(0) for _ in roles.features)  # frees each as it is copied
-    inputs, lines = _numbers(roles, columns, labels, table)
-    return inputs, Standardised(), lines, []
+    return _numbers(roles, columns, table)
 
 
-def _numbers(
-    roles: Roles, columns: Iterable[np.ndarray], labels: np.ndarray, table: Table
-) -> tuple[np.ndarray, list[str]]:
-    """Columns of numbers as float32 [N, columns], and warnings."""
-    inputs, bad = np.empty((len(labels), len(roles.features))), []
+def _numbers(roles: Roles, columns: Iterable[np.ndarray], table: Table) -> Samples:
+    """Columns of numbers as float32 [N, columns]."""
+    inputs, bad = np.empty((sum(table.counts), len(roles.features))), []
     for i, column in enumerate(columns):
         bad += [(row, i) for row in np.flatnonzero(~(np.abs(column) <= FLOAT))[:1].tolist()]
         inputs[:, i] = column
@@ -191,22 +175,8 @@ def _numbers(
         raise ValueError(
             f"{table.place(row)} has {inputs[row, i]:g} in column {roles.features[i]!r}; {FILL}"
         )
-    lines = index_lines(roles, list(inputs.T), table.counts)
-    lines += _label_lines(roles, inputs, labels)
-    refuse_merged("the table", inputs, roles.features)
-    return inputs.astype(np.float32), lines
-
-
-def _label_lines(roles: Roles, inputs: np.ndarray, labels: np.ndarray) -> list[str]:
-    """Warnings of features that are the label in other numbers."""
-    lines, classes = [], len(np.unique(labels))
-    for name, column in zip(roles.features, inputs.T):
-        # a look at the first rows settles nearly all columns
-        if len(roles.features) > 1 and 1 < len(np.unique(column[:1000])) <= classes:
-            values, codes = np.unique(column, return_inverse=True)
-            if len(values) == len(np.unique(codes * classes + labels)) == classes:
-                lines.append(f"feature {name!r} is the label in other numbers; leave it out")
-    return lines
+    refuse_index(roles, list(inputs.T))
+    return Samples(inputs.astype(np.float32), Standardised(), (), ())
 
 
 def _without(columns: Sequence[str], **owners: str) -> list[str]:
@@ -364,20 +334,13 @@ def _images(
     return stack(images)
 
 
-def _spelt_numbers(
-    name: str, column: pa.ChunkedArray, table: Table, warnings: list[str]
-) -> np.ndarray:
-    """Numbers that are spelt out, float64 [N]; adds a warning where digits stand behind zeros.
+def _spelt_numbers(name: str, column: pa.ChunkedArray, table: Table) -> np.ndarray:
+    """Numbers that are spelt out, float64 [N].
 
     Raises:
       ValueError: a cell is no number. The line names it.
     """
     column = pc.utf8_trim_whitespace(column)
-    padded = column.filter(pc.match_substring_regex(column, "^" + _PADDED.pattern))
-    if len(padded):
-        warnings.append(
-            f"feature {name!r} has digits behind zeros, {padded[0].as_py()}, read as numbers"
-        )
     try:
         return column.cast(pa.float64()).to_numpy()
     except pa.ArrowInvalid:
@@ -463,9 +426,7 @@ def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return labels.astype(np.int64), names
 
 
-def _targets(
-    table: Table, names: Sequence[str], are_spelt: bool, warnings: list[str]
-) -> np.ndarray:
+def _targets(table: Table, names: Sequence[str], are_spelt: bool) -> np.ndarray:
     """The columns that are targets, float64 [N, columns].
 
     Raises:
@@ -475,7 +436,7 @@ def _targets(
     for i, name in enumerate(names):
         column = table.columns[name]
         if are_spelt:
-            values = _spelt_numbers(name, column, table, warnings)
+            values = _spelt_numbers(name, column, table)
         else:
             values = _values(name, column, table.place, None)
         if not isinstance(values, np.ndarray) or values.ndim > 1:

@@ -287,16 +287,6 @@ def user_path(path: str, data_dir: Path | None) -> Path:
     return data_dir / here
 
 
-def two_places(path: str, data_dir: Path | None) -> str:
-    """A line on a path that is in the current folder and below `data_dir`, "" for any other."""
-    here = Path(path).expanduser()
-    if data_dir is None or not here.name or not here.exists() or not (data_dir / here).exists():
-        return ""
-    if here.samefile(data_dir / here):
-        return ""
-    return f"{here.absolute()} is read, of the current folder; {data_dir / here} is there, too"
-
-
 def printable(name: str) -> str:
     """A file's name as UTF-8 text, whatever the locale is; other bytes as backslash and number."""
     try:

@@ -279,7 +279,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         (photos(BYTES, [0, -1]), "labels run from -1"),
         (photos(BYTES, [0, 1, 2]), "2 samples but labels of shape (3,)"),
         (photos(BYTES, 3), "2 samples but labels of shape ()"),
-        (photos(PHOTOS, np.where(Y == 2, 255, Y)), "255, which marks samples without a label"),
         (photos(PHOTOS, np.arange(30)), "labels has 30 classes in 30"),
         ({"x": SIGNALS, "group": OWN_LABELS / 2}, "group of float64 (4,); they must be integers"),
         ({"x": SIGNALS, "group": OWN_LABELS[:2]}, "groups are int32 (2,)"),

@@ -63,10 +63,10 @@ def test_the_number_of_a_person_is_a_group_and_no_feature(tmp_path, owner):
         ("a,b,rank,label", np.arange(ROWS) + 500),
         ("a,b,milliseconds,label", 20 * np.arange(ROWS)),
         ("a,b,shuffled,label", RNG.permutation(ROWS)),
-        ("a,b,patient id,label", RNG.permutation(10_000)[:ROWS]),
+        ("a,b,row id,label", RNG.permutation(10_000)[:ROWS]),
     ],
 )
-def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, caplog, head, column):
+def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, head, column):
     columns = [*VALUES.T, column, LABELS]
     if head.endswith("a,b,label"):
         columns = [column, *VALUES.T, LABELS]
@@ -75,10 +75,8 @@ def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, caplog, head, 
     message = load_error(ValueError, name)
     assert f"column {giveaway!r} " in message and f"dataset.features=-{giveaway} " in message
     assert features_of(load_dataset(name, features=[f"-{giveaway}"])) == ("a", "b")
-    caplog.clear()
     kept = load_dataset(f"{name}:label", features=("a", giveaway))
     assert kept.inputs.shape == (ROWS, 2)
-    assert giveaway in ("", "Unnamed: 0") or f"feature {giveaway!r}" in caplog.text
 
 
 def test_columns_that_give_nothing_away_are_features(tmp_path):
@@ -92,19 +90,6 @@ def test_columns_that_give_nothing_away_are_features(tmp_path):
     assert features_of(load_dataset(marked)) == ("a", "flag")
     parted = write_table(tmp_path / "one.csv", "a,label", LABELS, LABELS)  # nothing else to learn
     assert load_dataset(parted).inputs.shape == (ROWS, 1)
-
-
-@pytest.mark.parametrize(
-    ("column", "line"),
-    [
-        ([f"0{i}" for i in RNG.integers(10, 99, ROWS)], "feature 'c' has digits behind zeros, 0"),
-        (10 * LABELS + 3, "feature 'c' is the label in other numbers; leave it out"),
-    ],
-)
-def test_a_column_that_may_give_the_answer_away_is_said(tmp_path, caplog, column, line):
-    name = write_table(tmp_path / "t.csv", "a,b,c,label", *VALUES.T, column, LABELS)
-    load_dataset(f"{name}:label")
-    assert len(caplog.messages) == 1 and line in caplog.text
 
 
 def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
@@ -142,13 +127,10 @@ def test_a_label_that_is_named_twice_is_refused(tmp_path):
 # Labels
 
 
-def test_numbers_to_predict_are_no_classes(tmp_path, caplog):
+def test_numbers_to_predict_are_no_classes(tmp_path):
     prices = 1000 + 37 * np.arange(ROWS)[::-1]
     name = write_table(tmp_path / "t.csv", "a,b,target", *VALUES.T, prices)
     refused(f"column 'target' has {ROWS} classes in {ROWS} rows", name)
-    ages = np.random.default_rng(2).integers(0, 25, ROWS)
-    load_dataset(write_table(tmp_path / "u.csv", "a,b,target", *VALUES.T, ages))
-    assert "classes with one sample, such as" in caplog.text
 
 
 def test_digits_with_leading_zeros_are_names(tmp_path):
@@ -157,16 +139,6 @@ def test_digits_with_leading_zeros_are_names(tmp_path):
     assert dataset.class_names == ("007", "10", "7")
     write(tmp_path / "x.csv", "".join(f"{name},some text {i}\n" for i, name in enumerate(names)))
     assert load_dataset(f"text:{tmp_path}/x.csv").class_names == ("007", "10", "7")
-
-
-def test_values_that_become_equal_in_float32_are_refused(tmp_path):
-    times = 1_700_000_000 + RNG.permutation(15 * np.arange(ROWS) + np.arange(ROWS) % 2)
-    name = write_table(tmp_path / "t.csv", "a,at,label", VALUES[:, 0], times, LABELS)
-    message = load_error(ValueError, name)
-    assert "column 'at' has 60 different values from 1700000" in message
-    assert "and float32 has 8 of them; subtract an offset from it" in message
-    large = write_table(tmp_path / "u.csv", "a,at,label", VALUES[:, 0], times + 0.5, LABELS)
-    refused("column 'at'", large)
 
 
 # Folders of tables
@@ -258,7 +230,7 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
         ("", (TEXTS, LABELS), "column '1' has 60 classes in 60 rows"),
         ("", (range(ROWS), LABELS, TEXTS), "column '1' has 60 classes in 60 rows"),
         ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
-        (",label,text", (range(ROWS), LABELS, TEXTS), "column '' has no name"),
+        (",label,text", (range(ROWS), LABELS, TEXTS), "column '' has another whole number"),
         ("id,label,text", (range(ROWS), LABELS, TEXTS), "column 'id' has another whole number in"),
         ("", (LABELS, range(ROWS), TEXTS), "column '2' has another whole number in every row"),
         ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),

@@ -55,7 +55,7 @@ def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
     assert encode(["a"], ids, 4).dtype == np.uint16
 
 
-def test_ag_news(ag_news, caplog):
+def test_ag_news(ag_news):
     dataset = load_dataset("ag_news", ag_news)
     assert dataset.inputs.shape == (5, 200) and dataset.inputs.dtype == np.uint16
     assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
@@ -68,7 +68,6 @@ def test_ag_news(ag_news, caplog):
     assert texts[0] == "fears for t n pension unions say they are disappointed ."
     assert texts[1] == "the race a second team a rocket , a rocket a\\team"
     assert texts[3:] == ["the ? a ? ? ?", "rocket ? ?"]  # of the training texts alone
-    assert caplog.text.count("its MD5 sum is") == 2
     places = SOURCES["ag_news"].places("", ag_news)
     assert [path.name for path in places] == ["train.csv", "test.csv"]
 
