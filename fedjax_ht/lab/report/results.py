@@ -3,10 +3,9 @@ sent, and the meaning of columns."""
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +89,23 @@ BY_CLASS = "class_accuracy"
 STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 
 
+class Cost(NamedTuple):
+    """The cost of reaching a target.
+
+    Attributes:
+      rounds: rounds until the target.
+      bytes, flops: bytes sent and received, and FLOPs of training, by all clients together.
+      client_elements, client_flops: numbers uploaded, and FLOPs computed, by one client that takes
+        part in every round.
+    """
+
+    rounds: float
+    bytes: float
+    flops: float
+    client_elements: float
+    client_flops: float
+
+
 class Scored(NamedTuple):
     """The rows of an entry's runs that its line of a table is of.
 
@@ -98,6 +114,7 @@ class Scored(NamedTuple):
       rounds: the rows of rounds of all runs.
       tops, lasts: each run's best and last evaluation.
       validated: each run's round that is best on validation sets, where there are any.
+      reaching: the costs of the runs that reach the target of a comparison.
     """
 
     runs: Runs
@@ -105,17 +122,25 @@ class Scored(NamedTuple):
     tops: list[Row]
     lasts: list[Row]
     validated: list[Row]
+    reaching: list[Cost]
+
+    @property
+    def cost(self) -> Cost | None:
+        """The mean cost of the runs that reach the target; None without any."""
+        return Cost(*np.mean(self.reaching, axis=0).tolist()) if self.reaching else None
 
 
-def scored(runs: Runs) -> Scored:
-    """Selects the rows of an entry's line."""
+def scored(runs: Runs, target: float = math.nan, of_target: Score = ACCURACY) -> Scored:
+    """Selects the rows of an entry's line; the target of a comparison is one of `of_target`."""
     ends = [best(history) for history in runs if evaluated(history)]
+    costs = [cost_to_reach(history, target, of_target) for history in runs]
     return Scored(
         runs,
         rounds=after_start(merged(runs)),
         tops=[each.on_test for each in ends],
         lasts=[each.last for each in ends],
         validated=[each.on_val for each in ends if each.on_val],
+        reaching=[cost for cost in costs if cost is not None],
     )
 
 
@@ -258,23 +283,6 @@ UPLINK = "numbers in one client's uplinks"
 FLOPS = "one client's FLOPs"
 
 
-class Cost(NamedTuple):
-    """The cost of reaching a target.
-
-    Attributes:
-      rounds: rounds until the target.
-      bytes, flops: bytes sent and received, and FLOPs of training, by all clients together.
-      client_elements, client_flops: numbers uploaded, and FLOPs computed, by one client that takes
-        part in every round.
-    """
-
-    rounds: float
-    bytes: float
-    flops: float
-    client_elements: float
-    client_flops: float
-
-
 class Aim(NamedTuple):
     """The target that the costs of a comparison are counted to.
 
@@ -286,43 +294,6 @@ class Aim(NamedTuple):
     score: str = "accuracy"
     target: float | None = None
     share: float | None = None
-
-
-class Line(NamedTuple):
-    """An entry's line of a comparison.
-
-    Attributes:
-      accuracy, accuracy_std: mean and standard deviation (of the population), over trials, of the
-        best rounds' accuracies on the test sets, or of the scores of another task.
-      macro_f1: mean over trials of the macro F1 in the best rounds; NaN where it is not known, as
-        in rows of an earlier version.
-      auc: mean over trials of the AUC in the best rounds; NaN where it was not asked for.
-      best_rounds: the best round of each trial.
-      participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
-        without any.
-      server_accuracy: mean over trials of the best accuracy of the server's own model; NaN without
-        one.
-      server_macro_f1, server_auc: means over trials of the macro F1 and the AUC of the server's own
-        model in the rounds of `server_accuracy`; NaN where they are not known.
-      reached: number of trials that reached the target.
-      cost: the mean cost of these trials; None without any.
-      seconds_per_round, seconds: seconds of the median round and of the whole run, all trials
-        together.
-    """
-
-    accuracy: float
-    accuracy_std: float
-    macro_f1: float
-    auc: float
-    best_rounds: list[int]
-    participants_accuracy: float
-    server_accuracy: float
-    server_macro_f1: float
-    server_auc: float
-    reached: int
-    cost: Cost | None
-    seconds_per_round: float
-    seconds: float
 
 
 def cost_to_reach(history: History, target: float, score: Score = ACCURACY) -> Cost | None:
@@ -387,9 +358,9 @@ def choose_target(
 
 def costs(
     histories: Mapping[str, Runs], aim: Aim, winner: str | None = None
-) -> tuple[dict[str, Line], float, Document]:
-    """Compares a run's entries: returns label -> line, the target in [0, 1], and both as a text
-    with a table, in which a page highlights the accuracy of `winner`.
+) -> tuple[dict[str, Scored], float, Document]:
+    """Compares a run's entries: returns label -> its rows and costs, the target in [0, 1], and both
+    as a text with a table, in which a page highlights the accuracy of `winner`.
 
     Raises:
       ValueError: an entry has no such score.
@@ -397,38 +368,14 @@ def costs(
     score = score_in(histories)
     of_target = score if aim.score == "accuracy" else Score(aim.score)
     target, origin = choose_target(histories, of_target, aim.target, aim.share)
-    lines = {label: summarise(runs, target, of_target) for label, runs in histories.items()}
+    entries = {label: scored(runs, target, of_target) for label, runs in histories.items()}
     if aim.score == PARTICIPANTS:
         origin += ", by the round's participants"
-    return lines, target, comparison_text(lines, target, origin, winner, score)
-
-
-def summarise(runs: Runs, target: float, of_target: Score = ACCURACY) -> Line:
-    """Computes an entry's line of a comparison; the target is one of `of_target`."""
-    score = score_in({"": runs})
-    tops, of_server = [best(history).on_test for history in runs], tops_of(runs, GLOBAL)
-    reaching = [cost_to_reach(history, target, of_target) for history in runs]
-    costs = [cost for cost in reaching if cost is not None]
-    scores, first = values(tops, score.key), runs[0]  # rows have the seconds of all runs together
-    return Line(
-        accuracy=float(np.mean(scores)),
-        accuracy_std=float(np.std(scores)),
-        macro_f1=mean_of_all(tops, MACRO_F1),
-        auc=mean_of_all(tops, AUC),
-        best_rounds=values(tops, "round"),
-        participants_accuracy=mean(values(tops_of(runs, PARTICIPANTS), PARTICIPANTS), math.nan),
-        server_accuracy=mean(values(of_server, GLOBAL), math.nan),
-        server_macro_f1=mean_of_all(of_server, SERVER_F1),
-        server_auc=mean_of_all(of_server, SERVER_AUC),
-        reached=len(costs),
-        cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
-        seconds_per_round=float(np.median(values(after_start(first), "seconds_round"))),
-        seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in first),
-    )
+    return entries, target, comparison_text(entries, target, origin, winner, score)
 
 
 def comparison_text(
-    lines: Mapping[str, Line],
+    entries: Mapping[str, Scored],
     target: float,
     origin: str,
     winner: str | None = None,
@@ -437,58 +384,52 @@ def comparison_text(
     """Writes a comparison: the target, the table, and the meaning of its columns.
 
     Args:
-      lines: label of an entry -> its line.
+      entries: label of an entry -> its rows and costs.
       target: the score that costs are counted to; an accuracy is in [0, 1].
       origin: words on the origin of the target.
       winner: label of the entry whose score a page highlights.
       score: the score of the rows.
     """
     title, aim = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
+    of_run = columns_of(score, ())
+    shared = ("method", title, *NOTES, "server's model %", "best round")
     columns: dict[str, Column] = {
-        "method": lambda label, _: label,
-        title: lambda _, line: _with_spread(score, line),
-        "macro F1 %": lambda _, line: _share(line.macro_f1),
-        "AUC %": lambda _, line: _share(line.auc),
-        "participants %": lambda _, line: _share(line.participants_accuracy),
-        "server's model %": lambda _, line: _share(line.server_accuracy),
-        "best round": lambda _, line: ", ".join(map(str, line.best_rounds)),
-        f"rounds to {aim}": lambda _, line: _rounds(line),
-        f"bytes to {aim}": lambda _, line: _until(line, "bytes", document.human_bytes),
-        f"FLOPs to {aim}": lambda _, line: _until(line, "flops", document.human_flops),
-        UPLINK: lambda _, line: _until(line, "client_elements", document.human_count),
-        FLOPS: lambda _, line: _until(line, "client_flops", document.human_flops),
-        "s/round": lambda _, line: f"{line.seconds_per_round:.2f}",
-        "seconds": lambda _, line: f"{line.seconds:.0f}",
+        **{name: of_run[name] for name in shared},
+        f"rounds to {aim}": _rounds,
+        f"bytes to {aim}": _until("bytes", document.human_bytes),
+        f"FLOPs to {aim}": _until("flops", document.human_flops),
+        UPLINK: _until("client_elements", document.human_count),
+        FLOPS: _until("client_flops", document.human_flops),
+        "s/round": of_run["s/round"],
+        "seconds": lambda _, of: f"{seconds_of(of.runs):.0f}",
     }
     important = [title, "server's model %", *list(columns)[7:10], "s/round", "best round"]
-    table = document.columns_table(columns, lines.items(), important, winner)
-    several = any(len(line.best_rounds) > 1 for line in lines.values())
+    table = document.columns_table(columns, entries.items(), important, winner)
+    several = any(len(of.runs) > 1 for of in entries.values())
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]
     target_line = Paragraph(f"Target: {aim} ({origin}).")
     return Document([target_line, table, Folded("What the columns mean", notes)])
 
 
-def _share(value: float) -> str | None:
-    return None if math.isnan(value) else f"{100 * value:.2f}"
+def seconds_of(runs: Runs) -> float:
+    """Returns the seconds of an entry, which each of its runs' rows have of all runs together."""
+    return math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in runs[0])
 
 
-def _with_spread(score: Score, line: Line) -> str:
-    spread = f" ± {score.text(line.accuracy_std)}" if len(line.best_rounds) > 1 else ""
-    return f"{score.text(line.accuracy)}{spread}"
+def _until(field: str, write: Callable[[float], str]) -> Column:
+    """Returns the column of a cost."""
+    return lambda _, of: "not reached" if of.cost is None else write(getattr(of.cost, field))
 
 
-def _until(line: Line, field: str, write: Callable[[float], str]) -> str:
-    return "not reached" if line.cost is None else write(getattr(line.cost, field))
-
-
-def _rounds(line: Line) -> str:
-    trials, rounds = len(line.best_rounds), _until(line, "rounds", "{:.4g}".format)
-    return f"{rounds} ({line.reached} of {trials} trials)" if 0 < line.reached < trials else rounds
+def _rounds(_: str, of: Scored) -> str | None:
+    rounds, trials = _until("rounds", "{:.4g}".format)(_, of), len(of.runs)
+    reached = len(of.reaching)
+    return f"{rounds} ({reached} of {trials} trials)" if 0 < reached < trials else rounds
 
 
 def write_csv(
-    lines: Mapping[str, Line],
+    entries: Mapping[str, Scored],
     target: float,
     path: Path,
     *,
@@ -498,26 +439,43 @@ def write_csv(
     """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty.
 
     Args:
-      lines: label of an entry -> its line.
+      entries: label of an entry -> its rows and costs.
       target: the score that costs are counted to; an accuracy is in [0, 1].
       path: path of the CSV.
       gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
         are empty, and without gains there are no such columns.
       score: the score of the rows, whose name stands in place of "accuracy".
     """
-    fields = [re.sub("^accuracy", score.key, field) for field in Line._fields]
-    fields.remove("cost")  # its own fields stand at the end
-    head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
-    if gains:
-        head += [f"gain_{field}" for field in Gains._fields]
     rows = []
-    for label, line in lines.items():
-        cells = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
-        cost = cells.pop("cost") or [""] * len(Cost._fields)
-        row = [label, target, *cells.values(), *cost]
+    for label, of in entries.items():
+        row = {"method": label, "target": target, **cells_of(of, score)}
+        cost = of.cost or [""] * len(Cost._fields)
+        row |= {f"{field}_to_target": value for field, value in zip(Cost._fields, cost)}
         if gains:
-            row += gains.get(label, [""] * len(Gains._fields))
-        rows.append(list(map(str, row)))
+            gain = gains.get(label, [""] * len(Gains._fields))
+            row |= {f"gain_{field}": value for field, value in zip(Gains._fields, gain)}
+        rows.append(row)
     with atomic_open(path) as file:
-        file.write(Table(head, rows).csv())
+        file.write(Table(list(rows[0]), [list(map(str, row.values())) for row in rows]).csv())
     return path
+
+
+def cells_of(of: Scored, score: Score) -> dict[str, Any]:
+    """Returns an entry's scores and seconds by the names of compare.csv: means over trials, NaN
+    where they are not known, as in rows of an earlier version."""
+    scores, of_server = values(of.tops, score.key), tops_of(of.runs, GLOBAL)
+    of_participants = values(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS)
+    return {
+        score.key: float(np.mean(scores)),
+        f"{score.key}_std": float(np.std(scores)),
+        MACRO_F1: mean_of_all(of.tops, MACRO_F1),
+        AUC: mean_of_all(of.tops, AUC),
+        "best_rounds": " ".join(map(str, values(of.tops, "round"))),
+        "participants_accuracy": mean(of_participants, math.nan),
+        "server_accuracy": mean(values(of_server, GLOBAL), math.nan),
+        "server_macro_f1": mean_of_all(of_server, SERVER_F1),
+        "server_auc": mean_of_all(of_server, SERVER_AUC),
+        "reached": len(of.reaching),
+        "seconds_per_round": float(np.median(values(of.rounds, "seconds_round"))),
+        "seconds": seconds_of(of.runs),
+    }

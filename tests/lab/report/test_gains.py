@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.report.document import Document
-from fedjax_ht.lab.report.results import summarise, write_csv
+from fedjax_ht.lab.report.results import scored, write_csv
 from fedjax_ht.lab.report.statistics import beyond_noise, client_gains, gain_table, gains_of_run
 
 
@@ -111,7 +111,7 @@ def test_rows_of_an_earlier_version_do_not_say_what_is_noise():
 
 def test_the_csv_has_gains_where_local_training_is_an_entry(tmp_path):
     histories = {"local": runs([0.5, 0.5]), "fedproto": runs([0.9, 0.4])}
-    lines = {label: summarise(entry, 0.2) for label, entry in histories.items()}
+    lines = {label: scored(entry, 0.2) for label, entry in histories.items()}
     path = write_csv(lines, 0.2, tmp_path / "x.csv", gains=client_gains(histories))
     local, fedproto = csv.DictReader(path.open())
     assert local["gain_median"] == local["gain_losing"] == ""

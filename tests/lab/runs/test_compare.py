@@ -12,11 +12,12 @@ from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, entries_of
 from fedjax_ht.lab.report.document import human_flops
 from fedjax_ht.lab.report.results import (
+    cells_of,
     choose_target,
     comparison_text,
     cost_to_reach,
     run_results,
-    summarise,
+    scored,
     write_csv,
 )
 from fedjax_ht.lab.report.rows import ACCURACY, Score, rows_of_all
@@ -68,7 +69,7 @@ def test_the_default_target_is_what_every_trial_of_every_method_reaches():
     }
     target, origin = choose_target(histories, ACCURACY, None, None)
     assert target == 0.65 and "lowest best" in origin
-    assert [summarise(entry, target).reached for entry in histories.values()] == [2, 2]
+    assert [len(scored(entry, target).reaching) for entry in histories.values()] == [2, 2]
     assert choose_target(histories, ACCURACY, 0.3, None) == (0.3, "as asked")
 
 
@@ -87,20 +88,21 @@ def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     target, _ = choose_target(histories, Score("accuracy_participants"), None, 0.6)
     assert target == pytest.approx(0.6)
     lines = [
-        summarise(entry, target, Score("accuracy_participants")).cost.rounds
+        scored(entry, target, Score("accuracy_participants")).cost.rounds
         for entry in histories.values()
     ]
     assert lines == [1, 1] and cost_to_reach(*histories["a"], 0.6).rounds == 2
 
 
 def test_a_line_is_a_mean_over_trials():
-    line = summarise(runs([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
-    assert line.accuracy == pytest.approx(0.7)
-    assert line.accuracy_std == pytest.approx(math.sqrt(0.14 / 3))
-    assert line.best_rounds == [2, 3, 2] and line.reached == 2
+    line = scored(runs([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
+    cells = cells_of(line, ACCURACY)
+    assert cells["accuracy"] == pytest.approx(0.7)
+    assert cells["accuracy_std"] == pytest.approx(math.sqrt(0.14 / 3))
+    assert cells["best_rounds"] == "2 3 2" and cells["reached"] == 2
     assert line.cost == (1.5, 1.5 * 304, 1.5e9, 1.5 * 5, 1.5e8)
     # the program's, not each trial's
-    assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5
+    assert cells["seconds_per_round"] == 2 and cells["seconds"] == 0 + 1 + 2 + 3 + 4 * 0.5
 
 
 def test_the_table_says_who_did_not_get_there(tmp_path):
@@ -109,7 +111,7 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
         "none": runs([0.1, 0.3]),
         "all": runs([0.1, 0.9]),
     }
-    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
+    lines = {name: scored(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
@@ -125,7 +127,7 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
 
 def test_one_clients_cost_has_units():
     histories = {"a": runs([0.1, 0.9], payload=41_472 * 5), "b": runs([0.1, 0.8])}
-    lines = {name: summarise(entry, 0.8) for name, entry in histories.items()}
+    lines = {name: scored(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
@@ -138,10 +140,10 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
     for row, score in zip(itertools.chain(*trained), (0.1, 0.3, 0.7, 0.2, 0.4, 0.6)):
         row["global_accuracy_head"] = score
     histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
-    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
+    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
     assert "| method | accuracy % | server's model % | best round |" in text
-    assert "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text
+    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 1, 1 |" in text
     assert "| without | 30.00 | - | 1 |" in text
     for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
@@ -158,10 +160,11 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
         for row, score in zip(rows, scores):
             row["accuracy_participants"] = score
     histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
-    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
-    assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
+    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
+    cells = cells_of(lines["with"], ACCURACY)
+    assert cells["participants_accuracy"] == 0.75 and cells["accuracy"] == 0.2
     text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text
+    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 2, 2 |" in text
     assert "| without | 30.00 | - | 1 |" in text
     assert "biased upwards" in " ".join(text.split())
     for row in (row for row in rows_of_all(histories) if "accuracy" in row):
@@ -179,9 +182,9 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"]}
     older = [[{k: v for k, v in row.items() if k not in ("macro_f1", "auc")} for row in trained[0]]]
     histories = {"with": trained, "without": older}
-    lines = {name: summarise(entry, 0.2) for name, entry in histories.items()}
+    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
     text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert "| with | 85.00 ± 5.00 | 42.50 | 75.00 | 1, 2 |" in text
+    assert "| with | 85.00 ± 5.00 | 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
     assert "| without | 90.00 | - | - | 1 |" in text
     assert '"AUC": the area under the ROC curve of a class' in text
     assert '"macro F1": the mean F1 score of a client' in text
