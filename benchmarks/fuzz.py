@@ -38,7 +38,7 @@ from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import base_config, method_config, method_options, partition_config
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import Section, plain_hint
-from fedjax_ht.lab.report import figures
+from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.coded import CODES
@@ -234,7 +234,7 @@ def serve(pipe) -> None:
     """Runs the configs that come through a pipe."""
     logging.disable()
     warnings.simplefilter("ignore")
-    figures.rendered = lambda figure, kind: b"<svg></svg>"  # drawing takes longer than a run
+    plots.rendered = lambda figure, kind: b"<svg></svg>"  # drawing takes longer than a run
     while True:
         pipe.send(verdict(pipe.recv()))
 

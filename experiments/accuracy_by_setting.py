@@ -39,7 +39,7 @@ from experiments.setting_points import (
 )
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.figures import FEW, legend, save, styles, subplots
+from fedjax_ht.lab.report.plots import FEW, legend, save, styles, subplots
 
 # allow_override: other programs have flags of these names, and one process may import several
 _SETTING = flags.DEFINE_list(

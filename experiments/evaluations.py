@@ -11,8 +11,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.rows import grouped, write_rows
-from fedjax_ht.lab.report.figures import FEW, legend, subplots
-from fedjax_ht.lab.report.plots import draw_accuracy, rounds_evaluated
+from fedjax_ht.lab.report.plots import FEW, draw_accuracy, legend, rounds_evaluated, subplots
 from fedjax_ht.lab.report.rows import PARTICIPANTS, Score, values
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated

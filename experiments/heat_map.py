@@ -40,7 +40,7 @@ from experiments.setting_points import ROUNDS, ordered, shown
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.plots import save, subplots
 
 # allow_override: other programs have flags of these names, and one process may import several
 _OF = flags.DEFINE_string(

@@ -29,8 +29,7 @@ from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.generators import Generator, open_generator
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.figures import save
-from fedjax_ht.lab.report.plots import image_grid
+from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.lab.runs.folder import read_run
 from fedjax_ht.methods.shared.pair_server import BATCH, Server, latents_of

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.report.document import Document, Table, table_of
-from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.plots import save, subplots
 
 # knowledge that the attacker has of the client's state
 NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"

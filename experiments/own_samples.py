@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from experiments.rows import write_rows
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.figures import save, subplots
 from fedjax_ht.lab.report.maps import COLOURS, principal, tsne, without_numbers
+from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.lab.runs.folder import read_run
 

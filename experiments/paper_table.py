@@ -47,7 +47,7 @@ from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
-from fedjax_ht.lab.report.figures import save
+from fedjax_ht.lab.report.plots import save
 from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
 from fedjax_ht.lab.report.rows import ACCURACY, after_start, mean, values
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING

@@ -21,7 +21,7 @@ from experiments.paper_manifest import UNKNOWN, Manifest, Table, read_manifest
 from experiments.paper_parts import WIDTH, part_markdown, selected, wrapped
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.figures import save
+from fedjax_ht.lab.report.plots import save
 
 RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
 COVERAGE = Path("experiments/results/coverage.md")

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from experiments.rows import write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import fail, parse_flags
-from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.simulation.rows import evaluated
 
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")

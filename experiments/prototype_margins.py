@@ -30,7 +30,7 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.figures import save, subplots
+from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.report.rows import mean
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
 from fedjax_ht.lab.runs.folder import read_run

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.run_folders import RunFolder, read_folder
+from fedjax_ht.lab.runs.folder import naming, read_json
 from fedjax_ht.lab.runs.search import better_half
-from fedjax_ht.lab.runs.workdir import naming, read_json
 
 RECORD = "search.json"
 GO_ON = "give the same sweep again, which goes on"

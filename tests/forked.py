@@ -71,7 +71,7 @@ def _serve(shared: Sequence[str]) -> None:
 
 
 def blank(figure, kind: str) -> bytes:
-    """Stands for `report.figures.rendered`, which takes longer than a tiny run."""
+    """Stands for `report.plots.rendered`, which takes longer than a tiny run."""
     return b"<svg></svg>"
 
 
@@ -82,9 +82,9 @@ def _run(
     if folder is not None:
         os.chdir(folder)
     if not drawn:
-        from fedjax_ht.lab.report import figures
+        from fedjax_ht.lab.report import plots
 
-        figures.rendered = blank
+        plots.rendered = blank
     for number, file in enumerate(("/dev/null", *outputs)):
         os.dup2(os.open(file, os.O_RDWR), number)
     sys.argv = [module, *arguments]

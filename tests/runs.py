@@ -126,7 +126,7 @@ def run_module(forks):
 def blank_pictures(monkeypatch):
     """Figures are made, but not drawn, which takes longer than a tiny run: for tests that look at
     no picture. tests/lab/runs/test_command.py has a run whose pictures are drawn twice."""
-    monkeypatch.setattr("fedjax_ht.lab.report.figures.rendered", blank)
+    monkeypatch.setattr("fedjax_ht.lab.report.plots.rendered", blank)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 command                 what the commands split, server and client do
 plan                    the config, method and models that both sides have
 server, rounds          the server, its rounds with checkpoints and tables, its requests to clients
-client, answers         a client: its samples and programs, its answers and states
+client                  a client: its samples and programs, its answers and states
 messages                messages as arrays and headers, and what of them is trusted
 secure_sums, masking    sums of uplinks alone: which, and a client's part
 noise                   differential privacy: who adds noise, and what it has cost

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.deploy.headers import printable
+from fedjax_ht.deploy.messages import printable
 
 FILE_NAME = "audit.jsonl"
 FILE_BYTES = 4 << 20

@@ -25,22 +25,21 @@ from absl import flags
 
 from fedjax_ht.check.packages import require
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.deploy.answers import answer, request_bytes
 from fedjax_ht.deploy.audit import lifetime, open_audit
-from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.contacts import MOST_SAMPLES
+from fedjax_ht.deploy.client import answer, make_client, request_bytes
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.rounds import serve
 from fedjax_ht.deploy.samples import read_samples, write_split
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
+from fedjax_ht.deploy.server import MOST_SAMPLES
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.readers.description import describe
+from fedjax_ht.lab.runs.folder import locked
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.processes import check_port, use_all_cores
 from fedjax_ht.lab.runs.run import configured
 from fedjax_ht.lab.runs.signals import catch_signals
-from fedjax_ht.lab.runs.workdir import locked
 from fedjax_ht.lab.version import library_version
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)

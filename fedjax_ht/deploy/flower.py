@@ -26,10 +26,8 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
 )
 
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.contacts import Transport
-from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.masking import with_stage, without_stage
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.messages import Envelope, is_count, printable
 from fedjax_ht.deploy.secure_sums import (
     MIN_CLIENTS,
     MODULUS,
@@ -38,6 +36,7 @@ from fedjax_ht.deploy.secure_sums import (
     threshold,
     with_mask_stream,
 )
+from fedjax_ht.deploy.server import Transport
 
 _UNMASK_STAGE = with_mask_stream(SecAggPlusWorkflow.unmask_stage)
 LOG_BYTES = 1 << 20

@@ -28,8 +28,8 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 
-from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.mailbox import CALLS, PASSES, UPLOAD
+from fedjax_ht.deploy.messages import printable
 
 PREFIX = "/v1/fleet/"
 REQUEST_BYTES = 1 << 12

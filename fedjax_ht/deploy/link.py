@@ -28,9 +28,8 @@ from flwr.superlink.main import create_app
 
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.gate import TOO_LONG, Allowance, Watch, gate, register_node, signing_node
-from fedjax_ht.deploy.headers import printable
 from fedjax_ht.deploy.mailbox import Mailbox
-from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes
+from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, printable
 
 PER_NODE = 8
 """Most connections of a node."""

@@ -23,8 +23,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-from fedjax_ht.deploy.headers import printable
-from fedjax_ht.deploy.messages import Envelope
+from fedjax_ht.deploy.messages import Envelope, printable
 from fedjax_ht.deploy.secure_sums import (
     MAX_RANGE,
     MIN_CLIENTS,

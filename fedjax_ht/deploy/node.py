@@ -45,10 +45,16 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.gate import CLOCK_SECONDS
-from fedjax_ht.deploy.headers import is_count, printable
 from fedjax_ht.deploy.mailbox import ENDED, reply_id_of
 from fedjax_ht.deploy.masking import STAGE, masked_reply
-from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, to_bytes
+from fedjax_ht.deploy.messages import (
+    Envelope,
+    from_bytes,
+    is_count,
+    message_bytes,
+    printable,
+    to_bytes,
+)
 from fedjax_ht.deploy.plan import DeploymentEnded
 
 RESPONSE_BYTES = 1 << 14

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
-from fedjax_ht.deploy.headers import MAX_AMOUNT
+from fedjax_ht.deploy.messages import MAX_AMOUNT
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open

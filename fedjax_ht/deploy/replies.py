@@ -15,8 +15,15 @@ from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
-from fedjax_ht.deploy.headers import admitted_metrics, invalid_entry, printable
-from fedjax_ht.deploy.messages import Envelope, max_bytes, pack, unpack
+from fedjax_ht.deploy.messages import (
+    Envelope,
+    admitted_metrics,
+    invalid_entry,
+    max_bytes,
+    pack,
+    printable,
+    unpack,
+)
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
 from fedjax_ht.deploy.server import Server, expected_entries, leave_out
 from fedjax_ht.simulation.roster import PADDING

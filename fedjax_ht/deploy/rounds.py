@@ -19,10 +19,9 @@ from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.deploy.answers import MAX_STATES
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.contacts import MOST_SAMPLES, ClientHeaders, Transport, contact_clients
-from fedjax_ht.deploy.headers import printable
+from fedjax_ht.deploy.client import MAX_STATES
+from fedjax_ht.deploy.messages import printable
 from fedjax_ht.deploy.noise import Entropy, draw, fresh_secret, record_epsilons
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.replies import (
@@ -34,7 +33,15 @@ from fedjax_ht.deploy.replies import (
     train,
     train_with_sums,
 )
-from fedjax_ht.deploy.server import Server, make_server, run_name
+from fedjax_ht.deploy.server import (
+    MOST_SAMPLES,
+    ClientHeaders,
+    Server,
+    Transport,
+    contact_clients,
+    make_server,
+    run_name,
+)
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import atomic_open

@@ -9,14 +9,12 @@ from unittest import mock
 from fedjax_ht.core.function_keys import Keyed, key_of, keyed
 from fedjax_ht.core.message_forms import result_form
 from fedjax_ht.deploy import server as server_module
-from fedjax_ht.deploy.answers import answer
-from fedjax_ht.deploy.client import make_client
-from fedjax_ht.deploy.contacts import Transport
+from fedjax_ht.deploy.client import answer, make_client
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.samples import PUBLIC_FILE, client_dataset, write_split
-from fedjax_ht.deploy.server import Server, make_server
+from fedjax_ht.deploy.server import Server, Transport, make_server
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import fedjax_ht
-from fedjax_ht.deploy import answers, rounds
-from fedjax_ht.deploy.answers import answer
+from fedjax_ht.deploy import client as client_side
+from fedjax_ht.deploy import rounds
+from fedjax_ht.deploy.client import answer
 from fedjax_ht.deploy.command import serve
-from fedjax_ht.deploy.contacts import hello
 from fedjax_ht.deploy.messages import Envelope, pack
 from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
+from fedjax_ht.deploy.server import hello
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.simulation.history import run
@@ -330,7 +331,7 @@ def test_a_request_that_a_client_cannot_answer_is_one_line(federation, change, m
 def test_a_server_cannot_fill_a_clients_disk(federation, tmp_path, monkeypatch, invented):
     """Each request is of a run, or a round, of its own, and none lets a state be deleted."""
     _, _, sites = federation
-    monkeypatch.setattr(answers, "MAX_STATES", 3)
+    monkeypatch.setattr(client_side, "MAX_STATES", 3)
     lines = []
     site = moved(sites[1], tmp_path, tell=lines.append)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), site.downlink_form)

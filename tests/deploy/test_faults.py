@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.deploy import rounds
-from fedjax_ht.deploy.answers import answer, load_state
 from fedjax_ht.deploy.audit import open_audit
+from fedjax_ht.deploy.client import answer, load_state
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.lab.checkpoints.writers import read_runs

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.deploy.answers import read_request
 from fedjax_ht.deploy.audit import no_audit
-from fedjax_ht.deploy.contacts import Transport, all_headers, contact_clients
-from fedjax_ht.deploy.headers import (
+from fedjax_ht.deploy.client import read_request
+from fedjax_ht.deploy.messages import (
     HEADER_BYTES,
     INTEGER_DIGITS,
     LINE_LENGTH,
@@ -22,6 +21,7 @@ from fedjax_ht.deploy.headers import (
     printable,
 )
 from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.deploy.server import Transport, all_headers, contact_clients
 from tests.deploy.sites import small_config
 
 INF, NAN, HUGE = float("inf"), float("nan"), 10**400

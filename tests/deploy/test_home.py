@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.deploy.answers import delete_states, load_state, save_state
+from fedjax_ht.deploy.client import delete_states, load_state, save_state
 from fedjax_ht.deploy.samples import read_samples, write_samples
 from fedjax_ht.deploy.server import run_name
-from fedjax_ht.lab.runs.workdir import locked
+from fedjax_ht.lab.runs.folder import locked
 from tests.forked import Forks
 
 

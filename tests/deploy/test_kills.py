@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedjax_ht.deploy.answers import load_state
+from fedjax_ht.deploy.client import load_state
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.processes import (
     end_all,

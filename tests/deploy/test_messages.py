@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, Metadata, wire_elements
-from fedjax_ht.deploy.headers import HEADER_BYTES
 from fedjax_ht.deploy.messages import (
     BLOCK,
+    HEADER_BYTES,
     Envelope,
     array_bytes,
     from_bytes,

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy import rounds
-from fedjax_ht.deploy.answers import answer
-from fedjax_ht.deploy.client import PLACEHOLDER_COUNTS, make_client
+from fedjax_ht.deploy.client import PLACEHOLDER_COUNTS, answer, make_client
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
 from fedjax_ht.deploy.plan import description, make_plan

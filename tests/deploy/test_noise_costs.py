@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.deploy import rounds
-from fedjax_ht.deploy.answers import answer
-from fedjax_ht.deploy.client import make_client
+from fedjax_ht.deploy.client import answer, make_client
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,

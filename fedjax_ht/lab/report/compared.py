@@ -22,11 +22,14 @@ from fedjax_ht.lab.runs.folder import (
     SHA,
     Identity,
     differences,
+    flatten,
+    naming,
     read_identity,
+    read_json,
     some,
+    write_json,
 )
 from fedjax_ht.lab.runs.method import ending_of
-from fedjax_ht.lab.runs.workdir import flatten, naming, read_json, write_json
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
 

@@ -19,7 +19,7 @@ from fedjax_ht.data.client_data import mixed
 from fedjax_ht.data.dataset import Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.report.figures import MARKERS, save, subplots
+from fedjax_ht.lab.report.plots import MARKERS, save, subplots
 from fedjax_ht.lab.runs.folder import MAP
 from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.safe.arrays import opened_npz

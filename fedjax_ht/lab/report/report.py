@@ -26,9 +26,8 @@ from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import named, outliers
 from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
-from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import load_map, one_space
-from fedjax_ht.lab.report.plots import ROOM, evaluated_ids, mean_of_clients
+from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, mean_of_clients
 from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results
 from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed

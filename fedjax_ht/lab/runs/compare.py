@@ -42,6 +42,7 @@ from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.lab.report.results import Aim, costs, write_csv
 from fedjax_ht.lab.report.rows import PARTICIPANTS, score_in
 from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_trials
+from fedjax_ht.lab.runs.folder import is_primary
 from fedjax_ht.lab.runs.plan import fitting
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
 from fedjax_ht.lab.runs.run import (
@@ -52,7 +53,6 @@ from fedjax_ht.lab.runs.run import (
 )
 from fedjax_ht.lab.runs.search import check_recipe, fairly_tuned, parse_space
 from fedjax_ht.lab.runs.train import Result
-from fedjax_ht.lab.runs.workdir import is_primary
 from fedjax_ht.methods import METHODS
 
 _METHODS = flags.DEFINE(

@@ -35,7 +35,7 @@ from fedjax_ht.lab.readers.download import get, listing
 from fedjax_ht.lab.readers.source import Source, TaskName
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Bullets, Table
-from fedjax_ht.lab.report.figures import COLOURS, FEW, legend, rendered, subplots
+from fedjax_ht.lab.report.plots import COLOURS, FEW, legend, rendered, subplots
 
 # allow_override: another command has a flag of this name, and one process may import both
 _DATA_DIR = flags.DEFINE_string(

@@ -26,10 +26,13 @@ from fedjax_ht.lab.runs.folder import (
     FREE_FIELDS,
     NAMING,
     Folder,
+    flatten,
+    locked,
     read_folder,
+    read_json,
     write_folder,
+    write_json,
 )
-from fedjax_ht.lab.runs.workdir import flatten, locked, read_json, write_json
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to make of the runs.", allow_override=True

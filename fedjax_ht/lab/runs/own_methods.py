@@ -22,9 +22,16 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.environment import CODE
-from fedjax_ht.lab.runs.folder import CONFIG, OWN, fingerprints, read_run, run_folder
+from fedjax_ht.lab.runs.folder import (
+    CONFIG,
+    OWN,
+    fingerprints,
+    naming,
+    read_json,
+    read_run,
+    run_folder,
+)
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
-from fedjax_ht.lab.runs.workdir import naming, read_json
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 

@@ -18,16 +18,14 @@ from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import place_of
-from fedjax_ht.lab.report.figures import save
 from fedjax_ht.lab.report.maps import remember_map
-from fedjax_ht.lab.report.plots import image_grid
+from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.folder import begin_again, remember_rounds
+from fedjax_ht.lab.runs.folder import agreed, begin_again, is_primary, read_json, remember_rounds
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
 from fedjax_ht.lab.runs.plan import Run
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.workdir import agreed, is_primary, read_json
 from fedjax_ht.lab.weights.start import missing, weights_of_model
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.lanes import simulation_lanes

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from fedjax_ht.lab.report.bad_clients import Notes, place_of
 from fedjax_ht.lab.report.document import Document, human_bytes
 from fedjax_ht.lab.report.rows import ACCURACY, Score
-from fedjax_ht.lab.runs.workdir import is_primary
+from fedjax_ht.lab.runs.folder import is_primary
 from fedjax_ht.simulation.history import wire_bytes
 from fedjax_ht.simulation.rows import score_of
 

@@ -19,12 +19,11 @@ from fedjax_ht.lab.report.compared import FILE, Page, compared, read_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.runs.folder import identities_of, read_folder
+from fedjax_ht.lab.runs.folder import identities_of, locked, read_folder
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
 from fedjax_ht.lab.runs.train import write_results
-from fedjax_ht.lab.runs.workdir import locked
 
 # allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)

@@ -23,14 +23,12 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of
-from fedjax_ht.lab.runs.folder import run_folder, write_folder
-from fedjax_ht.lab.runs.objects import with_names
+from fedjax_ht.lab.runs.folder import locked, run_folder, write_folder
 from fedjax_ht.lab.runs.own_methods import noted
-from fedjax_ht.lab.runs.plan import plan
+from fedjax_ht.lab.runs.plan import plan, with_names
 from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks
-from fedjax_ht.lab.runs.workdir import locked
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.rows import Runs
 

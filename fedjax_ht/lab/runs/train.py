@@ -32,13 +32,12 @@ from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
 from fedjax_ht.lab.report.results import Aim
-from fedjax_ht.lab.runs.folder import begin
+from fedjax_ht.lab.runs.folder import begin, flatten, is_primary, locked, read_json, write_json
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
-from fedjax_ht.lab.runs.workdir import flatten, is_primary, locked, read_json, write_json
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import batch_notes
 

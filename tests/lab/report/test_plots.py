@@ -3,15 +3,20 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.report.figures import BLACK, COLOURS, FEW, VECTOR, save, styles
 from fedjax_ht.lab.report.plots import (
+    BLACK,
+    COLOURS,
+    FEW,
+    VECTOR,
     accuracy_curves,
     client_accuracy,
     client_spread,
     costs,
     image_grid,
+    save,
     seconds,
     split_picture,
+    styles,
 )
 from fedjax_ht.methods import METHODS
 

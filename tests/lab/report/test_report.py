@@ -15,8 +15,8 @@ from fedjax_ht.lab.config.entries import as_run, parse_entry
 from fedjax_ht.lab.config.sections import ReportConfig
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.compared import Compared, Page
-from fedjax_ht.lab.report.figures import FEW
 from fedjax_ht.lab.report.maps import FeatureMap, save_map, write_maps
+from fedjax_ht.lab.report.plots import FEW
 from fedjax_ht.lab.report.report import repeat, setting, warnings, write_report
 from fedjax_ht.lab.report.results import class_table
 from fedjax_ht.lab.runs import environment

@@ -10,11 +10,10 @@ import pytest
 from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.report.compared import Page, write_page
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.folder import VERSION, begin, read_folder, read_identity
+from fedjax_ht.lab.runs.folder import VERSION, begin, locked, read_folder, read_identity
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
-from fedjax_ht.lab.runs.workdir import locked
 from tests.faults import some_or_all, try_faults
 from tests.runs import config_of, metrics
 

@@ -15,10 +15,9 @@ from fedjax_ht.lab.config.entries import recorded
 from fedjax_ht.lab.report.compared import read_page
 from fedjax_ht.lab.report.maps import load_map
 from fedjax_ht.lab.runs.devices import read_rows
-from fedjax_ht.lab.runs.folder import read_run
+from fedjax_ht.lab.runs.folder import read_json, read_run
 from fedjax_ht.lab.runs.merge import merge
 from fedjax_ht.lab.runs.report import report_run
-from fedjax_ht.lab.runs.workdir import read_json
 
 STORED = Path(__file__).parent / "stored"
 

@@ -47,7 +47,7 @@ def begun(by_name, tmp_path_factory):
     """A folder in which objects have run for one round of two."""
     folder = tmp_path_factory.mktemp("objects")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_ht.lab.report.figures.rendered", lambda figure, kind: b"<svg></svg>")
+        patch.setattr("fedjax_ht.lab.report.plots.rendered", lambda figure, kind: b"<svg></svg>")
         config = copy.deepcopy(by_name)
         config.rounds = 1
         fl.train_and_evaluate(fl.make_experiment(config, **objects_of(config)), folder)

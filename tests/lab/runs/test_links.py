@@ -10,9 +10,9 @@ import pytest
 from fedjax_ht.lab.files import plain_open
 from fedjax_ht.lab.runs import folder as runs_folder
 from fedjax_ht.lab.runs.evaluate import load_run
+from fedjax_ht.lab.runs.folder import locked
 from fedjax_ht.lab.runs.report import report_run
 from fedjax_ht.lab.runs.train import train_and_evaluate
-from fedjax_ht.lab.runs.workdir import locked
 from tests.docs.test_architecture import LIBRARY
 from tests.runs import config_of
 

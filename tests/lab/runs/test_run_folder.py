@@ -26,6 +26,7 @@ from fedjax_ht.lab.runs.folder import (
     check_sums,
     completed,
     fingerprints,
+    locked,
     read_folder,
     read_identity,
     write_identity,
@@ -33,7 +34,6 @@ from fedjax_ht.lab.runs.folder import (
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate
-from fedjax_ht.lab.runs.workdir import locked
 from tests.runs import ROOT, config_of, metrics
 
 STORED = Path(__file__).parent / "stored"
@@ -50,7 +50,7 @@ def config(tiny_config):
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    with mock.patch("fedjax_ht.lab.report.figures.rendered", lambda figure, kind: b"<svg></svg>"):
+    with mock.patch("fedjax_ht.lab.report.plots.rendered", lambda figure, kind: b"<svg></svg>"):
         train_and_evaluate(config, workdir)
     return workdir
 
@@ -83,7 +83,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
     holding = (
-        "from fedjax_ht.lab.runs.workdir import locked; import pathlib, time\n"
+        "from fedjax_ht.lab.runs.folder import locked; import pathlib, time\n"
         "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
