@@ -205,15 +205,7 @@ def server(plan: Plan, workdir: Path) -> None:
             opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value, audit=audit
         )
         with jax.default_matmul_precision(plan.config.precision):
-            serve(
-                plan,
-                workdir,
-                transport,
-                tell,
-                patience=_PATIENCE.value,
-                most_samples=_SAMPLES.value,
-                audit=audit,
-            )
+            serve(plan, workdir, transport._replace(most_samples=_SAMPLES.value))
 
 
 def _values(*needed: flags.FlagHolder) -> list[Any]:

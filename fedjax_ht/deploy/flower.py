@@ -245,7 +245,9 @@ def flower_transport(
     clients = _NodeClients(
         link=link, patience=patience, timeout=timeout, tell=tell, limit=limit, audit=audit
     )
-    return Transport(clients.meet, clients.exchange, clients.add)
+    return Transport(
+        clients.meet, clients.exchange, clients.add, tell=tell, patience=patience, audit=audit
+    )
 
 
 @dataclasses.dataclass

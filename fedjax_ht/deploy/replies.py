@@ -74,7 +74,7 @@ def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> di
         if len(present) >= MIN_CLIENTS:
             groups[name] = present
         elif present:
-            server.warn(
+            server.transport.tell(
                 f"round {state.round + 1}: {len(present)} of the clients of {name} take part, and "
                 f"a sum needs {MIN_CLIENTS}; the round goes on without them"
             )
@@ -104,12 +104,12 @@ def train_with_sums(
                     raise ValueError("the header of a client in it is invalid")
             uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
         except ValueError as error:
-            server.warn(f"{when}: there is no sum of {name}: {error}")
+            server.transport.tell(f"{when}: there is no sum of {name}: {error}")
             continue
         for client in summed:
             header = dict(valid[client].header, finite=True)
             if "warning" in header:
-                server.warn(f"client {client}, {when}: {printable(header['warning'])}")
+                server.transport.tell(f"client {client}, {when}: {printable(header['warning'])}")
             cost = header["downlink"], _cost(uplinks[client])
             replies[client] = ClientReply(header, uplinks[client], cost)
     return dict(sorted(replies.items()))
@@ -176,7 +176,9 @@ def _valid_replies(
             entries["metrics"], refused = admitted_metrics(header["metrics"], expected.metrics)
             if refused:
                 names = printable(", ".join(map(repr, refused)))
-                server.warn(f"client {client}, {when}: it reports what is no metric, {names}")
+                server.transport.tell(
+                    f"client {client}, {when}: it reports what is no metric, {names}"
+                )
         valid[client] = replies[client]._replace(header=header | entries)
     return valid
 

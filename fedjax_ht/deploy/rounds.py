@@ -7,7 +7,7 @@ rounds, checkpoints and tables are those of every simulation.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.client import MAX_STATES
 from fedjax_ht.deploy.messages import printable
 from fedjax_ht.deploy.noise import Entropy, draw, fresh_secret, record_epsilons
@@ -34,7 +33,6 @@ from fedjax_ht.deploy.replies import (
     train_with_sums,
 )
 from fedjax_ht.deploy.server import (
-    MOST_SAMPLES,
     ClientHeaders,
     Server,
     Transport,
@@ -93,11 +91,7 @@ def serve(
     plan: Plan,
     workdir: Path,
     transport: Transport,
-    tell: Callable[[str], None],
     entropy: Entropy = fresh_secret,
-    patience: float = 0.0,
-    most_samples: int = MOST_SAMPLES,
-    audit: Audit = no_audit,
 ) -> list[Row]:
     """Runs a plan's rounds with the clients that a transport reaches; returns the history.
 
@@ -108,11 +102,7 @@ def serve(
       workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md; no
         other program may write there.
       transport: the functions by which messages reach clients.
-      tell: takes a line for whoever watches the server.
       entropy: draws the secrets of the server's noise.
-      patience: seconds to wait for a client where none can be reached.
-      most_samples: most samples that a client may say it has.
-      audit: the log of the server.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
@@ -126,26 +116,15 @@ def serve(
             f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
         )
     remember_fields(plan.fields, workdir)
-    run = run_name(workdir)
-    made = make_server(
-        plan,
-        transport,
-        run,
-        warn=tell,
-        folder=workdir,
-        entropy=entropy,
-        keep=keep,
-        patience=patience,
-        most_samples=most_samples,
-        audit=audit,
-    )
+    name = run_name(workdir)
+    made = make_server(plan, transport, name, folder=workdir, entropy=entropy, keep=keep)
     rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
     checkpointer = Checkpointer(workdir / "checkpoints", rounds, keep)
-    state, history = checkpointer.restore(tell) or (None, [])
+    state, history = checkpointer.restore(transport.tell) or (None, [])
     if state is not None and history:
-        tell(f"{plan.label}: continues after round {state.round}")
+        transport.tell(f"{plan.label}: continues after round {state.round}")
     divergence = Divergence(made.federation.num_classes, history)
-    records = _Records(made, checkpointer, workdir, tell, divergence)
+    records = _Records(made, checkpointer, workdir, divergence)
     state, history = run_rounds(
         rounds,
         config.rounds,
@@ -176,7 +155,6 @@ class _Records:
       server: the server of the run.
       checkpointer: writes checkpoints.
       workdir: the folder of the tables.
-      tell: takes a line for whoever watches the server.
       divergence: the notes on training that diverges.
       notes: the notes on clients that have been told.
       num_written: rows that the tables have.
@@ -187,7 +165,6 @@ class _Records:
     server: Server
     checkpointer: Checkpointer
     workdir: Path
-    tell: Callable[[str], None]
     divergence: Divergence
     notes: Notes = dataclasses.field(default_factory=Notes)
     num_written: int = 0
@@ -197,15 +174,15 @@ class _Records:
     def show(self, row: Row) -> None:
         """Tells of training that diverges."""
         for line in self.divergence.notes(row):
-            self.tell(f"round {row['round']}: {line}")
+            self.server.transport.tell(f"round {row['round']}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
         """Tells of a round and writes the files that are due, see `run_rounds`."""
         config, row = self.server.plan.config, history[-1]
-        self.tell(_round_line(row, config.rounds))
+        self.server.transport.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):
-            self.tell(f"round {row['round']}: {line}")
-        self.server.audit("round", **{name: row[name] for name in AUDITED if name in row})
+            self.server.transport.tell(f"round {row['round']}: {line}")
+        self.server.transport.audit("round", **{name: row[name] for name in AUDITED if name in row})
         is_last = state.round == config.rounds
         self.is_due |= is_last or state.round % config.checkpoint.every == 0
         while not self._written(state, history) and is_last:
@@ -217,7 +194,7 @@ class _Records:
         try:
             if self.is_due:
                 self.checkpointer.save(state, history)
-                self.server.audit("saved", round=state.round)
+                self.server.transport.audit("saved", round=state.round)
                 self.server.saved.append(state.last_round)
                 self.is_due = False
             self.num_written = write_runs([history], self.workdir, self.num_written)
@@ -227,8 +204,8 @@ class _Records:
             if self.failures >= MOST_FAILURES:
                 raise
             reason = printable(str(error))
-            self.tell(f"round {state.round}: {reason}; it is tried again")
-            self.server.audit("not_saved", round=state.round, reason=reason)
+            self.server.transport.tell(f"round {state.round}: {reason}; it is tried again")
+            self.server.transport.audit("not_saved", round=state.round, reason=reason)
             return False
         self.failures = 0
         return True
@@ -282,7 +259,7 @@ def play(
 
     Raises:
       DeploymentEnded: no client has taken part for `give_up` tries, or none could be reached for
-        `Server.patience` seconds.
+        `Transport.patience` seconds.
     """
     drawn, replies = _play_until_replies(server, state)
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
@@ -342,7 +319,7 @@ def _complete(
         epsilons = {client: reply.header["epsilon"] for client, reply in replies.items()}
         epsilon, lines = record_epsilons(server.ledger, epsilons)
         for line in lines:
-            server.warn(line)
+            server.transport.tell(line)
         report = report._replace(epsilon=epsilon)
     if server.groups is not None:  # what is made of a sum tells no client apart
         report = report._replace(far_off=())
@@ -368,7 +345,7 @@ def _play_until_replies(
             raise DeploymentEnded(
                 f"{problem}; given up after {tries} tries, as config.give_up says. {CONTINUES}"
             )
-        server.warn(f"{problem} and is tried again")
+        server.transport.tell(f"{problem} and is tried again")
         time.sleep(PAUSE_SECONDS)
 
 
@@ -377,11 +354,11 @@ def _await_clients(server: Server, state: SimulationState) -> ClientHeaders:
     headers = reachable_clients(server)
     if not headers:
         problem = f"round {state.round + 1}: no client can be reached"
-        server.warn(f"{problem}; waiting {server.patience:g} s at most")
-        end = time.monotonic() + server.patience
+        server.transport.tell(f"{problem}; waiting {server.transport.patience:g} s at most")
+        end = time.monotonic() + server.transport.patience
         while not (headers := reachable_clients(server, 1)):
             if time.monotonic() >= end:
-                raise DeploymentEnded(f"{problem} in {server.patience:g} s. {CONTINUES}")
+                raise DeploymentEnded(f"{problem} in {server.transport.patience:g} s. {CONTINUES}")
             time.sleep(PAUSE_SECONDS)
     return headers
 
@@ -424,14 +401,7 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
 
     Waits for `min_clients` of them, see `Transport.meet`.
     """
-    headers = contact_clients(
-        server.plan,
-        server.transport,
-        min_clients,
-        warn=server.warn,
-        most_samples=server.most_samples,
-        audit=server.audit,
-    )
+    headers = contact_clients(server.plan, server.transport, min_clients)
     unchanged = {}
     for client, header in headers.items():
         before = server.headers[client]
@@ -439,8 +409,8 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
             reason = f"it began with {before['counts']} samples and has {header['counts']}"
             if changed[0] != "counts":
                 reason = f"the {changed[0]} of its samples is not what it was when the run began"
-            server.warn(f"client {client} is left out: {reason}")
-            server.audit("left_out", client=client, reason=reason)
+            server.transport.tell(f"client {client} is left out: {reason}")
+            server.transport.audit("left_out", client=client, reason=reason)
         else:
             unchanged[client] = header
     return unchanged

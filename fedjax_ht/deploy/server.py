@@ -53,7 +53,7 @@ ClientHeaders = dict[int, dict[str, Any]]
 
 
 class Transport(NamedTuple):
-    """The functions by which messages reach clients.
+    """The functions by which messages reach clients, and what a server makes of their silence.
 
     Attributes:
       meet: (hello, min_clients) -> headers of the clients that can be reached, by id; waits until
@@ -64,6 +64,10 @@ class Transport(NamedTuple):
         {group: total}), by a secure sum of each group's vectors, see `secure_sums.uplink_vector`.
         A reply has no arrays; its header has "error" where the client is not in the sum. A total is
         a float64 vector, or a line that says why there is none.
+      tell: takes a line for whoever watches the server.
+      patience: seconds to wait for a client where none can be reached.
+      most_samples: most samples of a split that a client may say it has.
+      audit: the log of the server.
     """
 
     meet: Callable[[Envelope, int], ClientHeaders]
@@ -72,22 +76,16 @@ class Transport(NamedTuple):
         [dict[int, Envelope], dict[str, list[int]], dict[int, int]],
         tuple[dict[int, Envelope], dict[str, np.ndarray | str]],
     ]
+    tell: Callable[[str], None] = print
+    patience: float = 0.0
+    most_samples: int = MOST_SAMPLES
+    audit: Audit = no_audit
 
 
-def all_headers(
-    plan: Plan,
-    transport: Transport,
-    warn: Callable[[str], None],
-    *,
-    folder: Path,
-    most_samples: int,
-    audit: Audit,
-) -> ClientHeaders:
+def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders:
     """Returns each client's header by id, the run's kept one first; see `server.make_server`."""
     known = read_clients(folder / CLIENTS_FILE)
-    present = contact_clients(
-        plan, transport, plan.num_clients, warn=warn, most_samples=most_samples, audit=audit
-    )
+    present = contact_clients(plan, transport, plan.num_clients)
     headers = present | known
     missing = sorted(set(range(plan.num_clients)) - set(headers))
     if missing:
@@ -96,7 +94,7 @@ def all_headers(
             f"{', '.join(map(str, missing))}"
         )
     if absent := sorted(set(headers) - set(present)):
-        warn(f"going on without {named(absent)}: not to be reached")
+        transport.tell(f"going on without {named(absent)}: not to be reached")
     for client, header in (*headers.items(), *present.items()):
         _refuse_unlike(client, header, headers[0])
     if not known:
@@ -126,20 +124,13 @@ def hello(plan: Plan) -> Envelope:
     return Envelope({"kind": "hello", "about": description(plan)}, {})
 
 
-def contact_clients(
-    plan: Plan,
-    transport: Transport,
-    min_clients: int,
-    warn: Callable[[str], None],
-    most_samples: int = MOST_SAMPLES,
-    audit: Audit = no_audit,
-) -> ClientHeaders:
+def contact_clients(plan: Plan, transport: Transport, min_clients: int) -> ClientHeaders:
     """Returns the clients that can be reached and whose headers are valid, see `Transport.meet`."""
     valid = {}
     for client, header in transport.meet(hello(plan), min_clients).items():
-        if problem := _problem(plan, client, header, most_samples):
-            warn(f"client {client} is left out: {problem}")
-            audit("left_out", client=client, reason=problem)
+        if problem := _problem(plan, client, header, transport.most_samples):
+            transport.tell(f"client {client} is left out: {problem}")
+            transport.audit("left_out", client=client, reason=problem)
         else:
             valid[client] = header
     return valid
@@ -212,10 +203,6 @@ class Server(NamedTuple):
       ledger: file of what was sent under noise, see `noise.add_to_ledger`.
       saved: `last_round` of each checkpoint that is kept, int32 [num_clients].
       transport: the functions by which messages reach clients.
-      warn: takes a line for whoever watches the server.
-      patience: seconds to wait for a client where none can be reached.
-      most_samples: most samples that a client may say it has.
-      audit: the log of the server.
     """
 
     plan: Plan
@@ -238,10 +225,6 @@ class Server(NamedTuple):
     ledger: Path
     saved: deque
     transport: Transport
-    warn: Callable[[str], None]
-    patience: float
-    most_samples: int
-    audit: Audit
 
     def bucket_of(self, client: int) -> Bucket:
         """Returns the bucket of a client."""
@@ -260,14 +243,10 @@ def make_server(
     plan: Plan,
     transport: Transport,
     run: str,
-    *,
-    warn: Callable[[str], None],
     folder: Path,
+    *,
     entropy: Entropy = fresh_secret,
     keep: int = 2,
-    patience: float = 0.0,
-    most_samples: int = MOST_SAMPLES,
-    audit: Audit = no_audit,
 ) -> Server:
     """Waits for the clients, and makes the models for the task that they report.
 
@@ -278,13 +257,9 @@ def make_server(
       plan: the config.
       transport: the functions by which messages reach clients.
       run: a name for this run, letters and digits.
-      warn: takes a line for whoever watches the server.
       folder: the folder of the run.
       entropy: draws the secrets of the server's noise.
       keep: number of checkpoints that a run keeps.
-      patience: seconds to wait for a client where none can be reached.
-      most_samples: most samples of a split that a client may say it has.
-      audit: the log of the server.
 
     Raises:
       ValueError: a client is missing, two of them have different tasks, or the ledger cannot be
@@ -292,9 +267,7 @@ def make_server(
     """
     if plan.unit is not None:
         read_ledger(folder / LEDGER_FILE)  # refused before any client is asked
-    headers = all_headers(
-        plan, transport, warn, folder=folder, most_samples=most_samples, audit=audit
-    )
+    headers = all_headers(plan, transport, folder)
     federation = make_models(plan, task_from_json(headers[0]["task"]))
     counts = {
         split: np.array([headers[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
@@ -305,7 +278,7 @@ def make_server(
     forms = {name: result.uplink for name, result in results.items()}
     groups = sum_groups(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
-        warn(
+        transport.tell(
             "clients without training samples are not asked to train, by --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
@@ -332,10 +305,6 @@ def make_server(
         ledger=folder / LEDGER_FILE,
         saved=deque(maxlen=keep),
         transport=transport,
-        warn=warn,
-        patience=patience,
-        most_samples=most_samples,
-        audit=audit,
     )
 
 
@@ -350,8 +319,8 @@ def _server_noise(
 
 def leave_out(server: Server, client: int, when: str, reason: str) -> None:
     """Tells that a client is left out of a round or an evaluation, and why."""
-    server.warn(f"client {client}, {when}: {reason}")
-    server.audit("left_out", client=client, when=when, reason=reason)
+    server.transport.tell(f"client {client}, {when}: {reason}")
+    server.transport.audit("left_out", client=client, when=when, reason=reason)
 
 
 def expected_entries(server: Server, client: int) -> Expected:

@@ -41,7 +41,7 @@ def main(method: str, code: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         config = with_public_file(config, run, Path(folder))
         sites = sites_of(config, run, Path(folder))
-        deployed = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
+        deployed = serve(make_plan(config), Path(folder) / "server", transport(sites))
         _, simulated = run(simulation, 2)
     for row in simulated:
         for name in ("global_accuracy_head", "global_macro_f1_head"):
@@ -56,9 +56,7 @@ def private(unit: str) -> None:
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, run, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
-        server = make_server(
-            make_plan(config), transport(sites), "a", warn=print, folder=Path(folder), entropy=fixed
-        )
+        server = make_server(make_plan(config), transport(sites), "a", Path(folder), entropy=fixed)
         deployed_end, deployed = run(as_rounds(server), 2)
         simulated_end, simulated = run(simulation, 2)
     jax.tree.map(np.testing.assert_array_equal, deployed_end.server, simulated_end.server)

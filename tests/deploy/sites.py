@@ -151,7 +151,7 @@ def transport(sites: dict, lost=never, changed=unchanged, tell=print) -> Transpo
     def add(requests, groups, max_bytes):
         raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
 
-    return Transport(meet, exchange, add)
+    return Transport(meet, exchange, add, tell)
 
 
 def fresh(sites, folder, **changes):
@@ -182,8 +182,7 @@ def make_server_once(*args, **options) -> Server:
 def server_of(config, sites, folder, lost=never, **options) -> Server:
     """Makes a server that reaches clients by calls, with the fixed secret."""
     plan = make_plan(config, **options)
-    how = {"warn": print, "folder": folder, "entropy": fixed}
-    return make_server_once(plan, transport(sites, lost), "a", **how)
+    return make_server_once(plan, transport(sites, lost), "a", folder, entropy=fixed)
 
 
 def rounds_of(simulation, rounds=2):

@@ -77,7 +77,7 @@ def test_silent_strangers_keep_no_client_out_and_take_no_descriptors(
         silent = held(port, 4 * most, stack)
         wait_until(lambda: descriptors() - before - len(silent) <= most)
         with attending(port, keys[0], client(0), authority=authority):
-            meet, exchange, _ = flower_transport(opened, 20.0, 10.0, lines.append)
+            meet, exchange, *_ = flower_transport(opened, 20.0, 10.0, lines.append)
             assert sorted(meet(HELLO, 1)) == [0]
             silent += held(port, 4 * most, stack)
             train = {0: Envelope({"kind": "train"}, {})}

@@ -50,7 +50,8 @@ def served(federation, tmp_path):
 
     def serve_all(lost=never, changed=unchanged, clients=sites, **options):
         lines, reached = [], transport(clients, lost, changed)
-        rows = serve(make_plan(config), tmp_path, reached, lines.append, **options)
+        reached = reached._replace(tell=lines.append, **options)
+        rows = serve(make_plan(config), tmp_path, reached)
         return rows, lines
 
     return serve_all
@@ -71,7 +72,7 @@ def test_a_deployment_selects_as_its_simulation(tmp_path):
     made, simulation = simulation_of(config)
     _, rows = run(simulation, 3)
     sites = sites_of(config, made, tmp_path / "sites")
-    served = serve(make_plan(config), tmp_path / "run", transport(sites, never, unchanged), print)
+    served = serve(make_plan(config), tmp_path / "run", transport(sites, never, unchanged))
     assert_same_rows(rows, served)
     with pytest.raises(ValueError, match="--secure_sums: select is power_of_choice, which reads"):
         make_plan(config, secure_sums=True)
@@ -256,7 +257,7 @@ def test_a_round_in_which_no_client_takes_part_does_not_count(
     config, _, sites = federation
     lines = []
     waiting = deserted(sites, lines, kinds, phrase, times)
-    rows = serve(make_plan(config), tmp_path, waiting, lines.append, patience=30.0)
+    rows = serve(make_plan(config), tmp_path, waiting._replace(tell=lines.append, patience=30.0))
     assert sum(phrase in line for line in lines) == times
     assert_same_rows(simulated, rows)
 
@@ -278,10 +279,10 @@ def test_a_run_without_clients_stops_and_continues_later(
     config.give_up = 3
     gone = deserted(sites, lines, kinds, message, 1)
     with pytest.raises(DeploymentEnded, match=message) as error:
-        serve(make_plan(config), tmp_path, gone, lines.append, patience=0.1)
+        serve(make_plan(config), tmp_path, gone._replace(tell=lines.append, patience=0.1))
     assert str(error.value).endswith("The same command continues from the last checkpoint")
     assert not (tmp_path / "summary.md").exists()
-    rows = serve(make_plan(config), tmp_path, transport(sites), lines.append)
+    rows = serve(make_plan(config), tmp_path, transport(sites)._replace(tell=lines.append))
     assert_same_rows(simulated, rows)
     assert (tmp_path / "summary.md").exists()
 
@@ -291,7 +292,7 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
     changed, lines = small_config(), []
     changed.training.learning_rate = 0.5
     with pytest.raises(ValueError, match="4 of 4 clients cannot be reached: 0, 1, 2, 3"):
-        serve(make_plan(changed), tmp_path, transport(sites, tell=lines.append), print)
+        serve(make_plan(changed), tmp_path, transport(sites, tell=lines.append))
     assert "client 0 is left out: it has another config: training.learning_rate 0.01" in lines[0]
     hello = {"kind": "hello", "about": sites[0].hello | {"version": "9.0"}}
     line = f"it has fedjax_ht {fedjax_ht.__version__}, not 9.0"
@@ -350,7 +351,7 @@ def test_a_server_asks_no_client_for_more_states_than_it_keeps(federation, tmp_p
     many = copy.deepcopy(config)
     many.rounds, many.checkpoint.every, many.checkpoint.keep = 5000, 500, 2
     with pytest.raises(ValueError, match="500 rounds by 2 checkpoints are 1000 states, and a"):
-        serve(make_plan(many), tmp_path, transport(sites), print)
+        serve(make_plan(many), tmp_path, transport(sites))
 
 
 def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):

@@ -32,9 +32,9 @@ def test_a_fault_in_the_folder_of_a_server(federation, tmp_path, monkeypatch, be
         rows = serve(
             make_plan(config),
             folder / "run",
-            transport(homes, lost, tell=lines.append),
-            lines.append,
-            audit=open_audit(folder / "run", lines.append),
+            transport(homes, lost, tell=lines.append)._replace(
+                audit=open_audit(folder / "run", lines.append)
+            ),
         )
         assert not any("\n" in line for line in lines)
         return rows

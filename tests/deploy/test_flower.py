@@ -47,7 +47,7 @@ class InstantLink:
 
 def test_nodes_are_greeted_once_and_a_client_has_one_node():
     lines, link = [], InstantLink()
-    meet, exchange, _ = flower_transport(link, 0.0, 1.0, lines.append)
+    meet, exchange, *_ = flower_transport(link, 0.0, 1.0, lines.append)
     hello, train = Envelope({"kind": "hello"}, {}), Envelope({"kind": "train"}, {})
     assert sorted(meet(hello, 2)) == [0, 1]
     assert lines == ["node 12 does not answer: no message: it was cut short"]
@@ -68,7 +68,7 @@ def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():
         return answered({node: x for node, x in requests.items() if node != 13}, {}, timeout)
 
     link.exchange, link.owners = exchange, {13: 2}
-    meet, _, _ = flower_transport(link, 0.0, 600.0, lines.append)
+    meet, *_ = flower_transport(link, 0.0, 600.0, lines.append)
     for _ in range(4):
         assert sorted(meet(Envelope({"kind": "hello"}, {}), 0)) in ([0], [0, 1])
     assert timeouts == [([11, 12, 13], HELLO_SECONDS), ([12], HELLO_SECONDS)]

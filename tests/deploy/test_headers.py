@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.deploy.audit import no_audit
 from fedjax_ht.deploy.client import read_request
 from fedjax_ht.deploy.messages import (
     HEADER_BYTES,
@@ -118,28 +117,27 @@ def test_a_client_whose_numbers_mean_something_else_is_refused(tmp_path, what):
     plan = make_plan(small_config())
     headers = {i: HELLO | {"client": i} for i in range(plan.num_clients)}
     transport = Transport(lambda hello, min_clients: headers, None, None)
-    options = {"folder": tmp_path, "most_samples": 10, "audit": no_audit}
     headers[0] |= {"meaning": MEANING | {"columns": "a" * 64}}  # client 1's columns have no names
-    assert all_headers(plan, transport, print, **options) == headers
+    assert all_headers(plan, transport, tmp_path) == headers
     headers[1] |= {"meaning": headers[0]["meaning"] | {what: "b" * 64}}
     for folder in (tmp_path, tmp_path / "new"):  # the first has the headers of another start
         folder.mkdir(exist_ok=True)
         with pytest.raises(ValueError, match=f"client 1 has other names of {what} than client 0"):
-            all_headers(plan, transport, print, **options | {"folder": folder})
+            all_headers(plan, transport, folder)
 
 
 def test_clients_with_unreadable_headers_are_left_out():
     lines, plan = [], make_plan(small_config())
     headers = {0: GOOD["hello"], 1: GOOD["hello"] | {"flops": None}, 7: GOOD["hello"]}
-    transport = Transport(lambda hello, min_clients: headers, None, None)
-    assert contact_clients(plan, transport, 0, lines.append) == {0: GOOD["hello"]}
+    transport = Transport(lambda hello, min_clients: headers, None, None, lines.append)
+    assert contact_clients(plan, transport, 0) == {0: GOOD["hello"]}
     assert lines == [
         "client 1 is left out: 'flops' in its header is missing or invalid",
         "client 7 is left out: the config has clients 0 to 3",
     ]
     lines.clear()
     headers.pop(1), headers.pop(7)
-    assert contact_clients(plan, transport, 0, lines.append, most_samples=2) == {}
+    assert contact_clients(plan, transport._replace(most_samples=2), 0) == {}
     (line,) = lines
     assert line.startswith("client 0 is left out: it says that it has 3 samples to train")
 

@@ -54,7 +54,7 @@ def test_clients_answer_by_their_keys_and_go(keys):
     with listening(keys) as (link, port, lines), contextlib.ExitStack() as stack:
         for i in range(3):
             stack.enter_context(attending(port, keys[i], client(i, {"a": np.arange(1000.0)})))
-        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
+        meet, exchange, *_ = flower_transport(link, 20.0, 20.0, lines.append)
         assert sorted(meet(HELLO, 3)) == [0, 1, 2]
         assert sorted(link.owners[n] for n in link.get_node_ids()) == [0, 1, 2]
         letter = Envelope({"kind": "train"}, {"b": np.ones(10**5, np.float32)})
@@ -67,7 +67,7 @@ def test_clients_answer_by_their_keys_and_go(keys):
 
 def test_a_key_is_one_clients(keys):
     with listening(keys) as (link, port, lines), attending(port, keys[1], client(0)):
-        meet, _, _ = flower_transport(link, 0.0, 20.0, lines.append)
+        meet, *_ = flower_transport(link, 0.0, 20.0, lines.append)
         wait_until(link.get_node_ids)
         assert meet(HELLO, 0) == {}
         (line,) = lines
@@ -93,7 +93,7 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
         listening(keys if keyed else None) as (link, port, lines),
         attending(port, keys[0] if keyed else None, client(0)) as client_lines,
     ):
-        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
+        meet, exchange, *_ = flower_transport(link, 20.0, 20.0, lines.append)
         meet(HELLO, 1)
         ((online,), address) = link.get_node_ids(), f"127.0.0.1:{port}"
         public = public_key_to_bytes(generate_key_pairs()[1])
@@ -165,7 +165,7 @@ HOSTILE = [
 
 def test_answers_of_a_hostile_client_are_one_line(keys, monkeypatch):
     with listening(keys) as (link, port, _), attending(port, keys[0], client(0)):
-        meet, exchange, _ = flower_transport(link, 20.0, 2.0, print)
+        meet, exchange, *_ = flower_transport(link, 20.0, 2.0, print)
         meet(HELLO, 1)
         sent = []
         changing(lambda _: sent[-1], monkeypatch)
@@ -185,7 +185,7 @@ def test_an_answer_is_no_longer_than_its_form(keys):
         return Envelope({"client": 0}, {"a": np.zeros(next(sizes), np.uint8)})
 
     with listening(keys) as (link, port, link_lines), attending(port, keys[0], answer):
-        meet, exchange, _ = flower_transport(link, 20.0, 3.0, lines.append)
+        meet, exchange, *_ = flower_transport(link, 20.0, 3.0, lines.append)
         meet(HELLO, 1)
         train, most = {0: Envelope({"kind": "train"}, {})}, array_bytes("a", np.uint8, (400,))
         assert exchange(train, {0: most})[0].arrays["a"].size == 400
@@ -201,7 +201,7 @@ def test_an_answer_is_no_longer_than_its_form(keys):
 def beside_a_hostile_client(keys, timeout):
     """Runs client 0 and a node by hand, client 1; yields the latter and the exchange with both."""
     with listening(keys) as (link, port, lines), attending(port, keys[0], client(0)):
-        meet, exchange, _ = flower_transport(link, 20.0, timeout, lines.append)
+        meet, exchange, *_ = flower_transport(link, 20.0, timeout, lines.append)
         raw = RawNode(port, keys[1])
         thread = threading.Thread(target=raw.answer_hello, args=(1,))
         thread.start()
@@ -299,7 +299,7 @@ def test_an_answer_that_comes_too_late_is_not_waited_for_and_its_client_stays(ke
         return client(0)(message)
 
     with listening(keys) as (link, port, _), attending(port, keys[0], answer) as lines:
-        meet, exchange, _ = flower_transport(link, 20.0, 0.5, print)
+        meet, exchange, *_ = flower_transport(link, 20.0, 0.5, print)
         meet(HELLO, 1)
         assert exchange({0: Envelope({"kind": "slow"}, {})}, {}) == {}
         slow.set()

@@ -170,8 +170,8 @@ def summing_server(config, sites, folder, changed=unchanged, tell=print):
             totals[name] = sum(vectors[i] for i in ids)
         return replies, totals
 
-    how = {"warn": tell, "folder": folder / "server", "entropy": fixed}
-    return make_server(secure, transport(homes)._replace(add=add), "a", **how)
+    reached = transport(homes)._replace(add=add, tell=tell)
+    return make_server(secure, reached, "a", folder / "server", entropy=fixed)
 
 
 def test_a_sum_with_an_unknown_client_in_it_is_left_out(private_federation, tmp_path, monkeypatch):

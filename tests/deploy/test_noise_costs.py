@@ -48,10 +48,15 @@ def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_pat
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        serve(make_plan(config), tmp_path / "server", transport(homes, end), print, entropy)
+        serve(make_plan(config), tmp_path / "server", transport(homes, end), entropy)
     assert json.loads((tmp_path / "server" / LEDGER_FILE).read_text()) == {"client, noise 0.5": 2}
     lines = []
-    rows = serve(make_plan(config), tmp_path / "server", transport(homes), lines.append, entropy)
+    rows = serve(
+        make_plan(config),
+        tmp_path / "server",
+        transport(homes)._replace(tell=lines.append),
+        entropy,
+    )
     spent = [gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)]
     assert [row.get("epsilon") for row in rows] == [None, *spent]
     assert next(numbers) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
@@ -72,8 +77,8 @@ def test_a_repeated_answer_costs_epsilon(private_federation, tmp_path, monkeypat
         return reply
 
     with pytest.raises(KeyboardInterrupt):
-        serve(make_plan(config), tmp_path / "server", transport(homes, changed=end), print, fixed)
-    rows = serve(make_plan(config), tmp_path / "server", transport(homes), print, fixed)
+        serve(make_plan(config), tmp_path / "server", transport(homes, changed=end), fixed)
+    rows = serve(make_plan(config), tmp_path / "server", transport(homes), fixed)
     assert [count(client) for client in range(4)] == [3, 3, 3, 2]
     assert rows[-1]["epsilon"] == gaussian_epsilon(0.5, 3, 1e-5) and "accuracy" not in rows[-1]
     assert "| lg_fedavg | - |" in (tmp_path / "server" / "summary.md").read_text()

@@ -166,7 +166,7 @@ def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
 def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch):
     sent = vectors()
     link, _ = local_link(monkeypatch, sent)
-    meet, _, add = flower_transport(link, 0.0, 1.0, print)
+    meet, _, add, *_ = flower_transport(link, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     link.lost = lambda node, stage: node == NODES[3]
     most = dict.fromkeys(range(4), 8 * SIZE)

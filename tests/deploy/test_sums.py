@@ -186,7 +186,9 @@ def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone
 def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
     lines, groups = [], {"a": (0, 1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
     counts = {"train": np.array([5, 0, 5, 5, 5, 5, 5, 5, 5, 5])}
-    server = SimpleNamespace(groups=groups, counts=counts, warn=lines.append)
+    server = SimpleNamespace(
+        groups=groups, counts=counts, transport=SimpleNamespace(tell=lines.append)
+    )
     present = groups_in_round(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
     assert present == {"a": [0, 2, 3]}
     (line,) = lines
