@@ -190,7 +190,7 @@ def test_an_exported_generator_is_scored_and_pictured(tmp_path):
     scores = generator_training.export(
         tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0), RECIPE, pictures, card, 0, score
     )
-    metadata = npz.read(tmp_path / "tiny.npz", arrays=False)[0]
+    metadata = npz.read(tmp_path / "tiny.npz")[0]
     assert metadata["scores"] == scores
     assert set(scores) == {"classifier_accuracy", "real", *generator_scores.LABELS}
     assert (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"]) == (
@@ -284,7 +284,7 @@ def test_the_command_trains_goes_on_and_exports(run_module, tmp_path):
         "train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600
     )
     assert again.returncode == 0, again.stderr
-    metadata = npz.read(out, arrays=False)[0]
+    metadata = npz.read(out)[0]
     assert metadata["images_seen"] == 192
     assert metadata["card"]["trained_on"] == ["fashion_mnist_10k"]
     assert metadata["card"]["licence"] == "MIT"

@@ -5,7 +5,6 @@ from pathlib import Path
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
-from fedjax_ht.lab.generators import npz
 from fedjax_ht.models.generator import Card, Generator
 
 __all__ = ["SHIPPED", "Card", "Generator", "open_generator"]
@@ -22,9 +21,8 @@ def open_generator(path: str | Path) -> Generator:
     Args:
       path: the name of a shipped generator, "fashion_mnist_32", "fashion_mnist_classes_32" or
         "natural_32"; "module:function" for your own function, in the current folder or an installed
-        module; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of a file of
-        `generators.convert`, of an embedded generator (both .npz), or of a folder of Stable
-        Diffusion with the sub-folders unet and vae.
+        module; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of an embedded
+        generator (.npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
 
     Returns:
       The generator, with a card of its origin.
@@ -68,7 +66,9 @@ def open_generator(path: str | Path) -> Generator:
 
         return load_snapshot(path)
     if path.suffix == ".npz":
-        return _npz_generator(path)
+        from fedjax_ht.lab.generators.embedded import load_embedded
+
+        return load_embedded(path)
     raise ValueError(f"{path}: expected a .pkl snapshot, a .npz, or a folder with unet and vae")
 
 
@@ -80,18 +80,3 @@ def _users_generator(name: str) -> Generator:
             "fedjax_ht.lab.generators.Generator"
         )
     return generator
-
-
-def _npz_generator(path: Path) -> Generator:
-    kind = npz.read(path, arrays=False)[0]["format"]
-    if kind == "stylegan3":
-        from fedjax_ht.lab.generators.stylegan3_files import load_converted
-
-        return load_converted(path)
-    if kind == "embedded":
-        from fedjax_ht.lab.generators.embedded import load_embedded
-
-        return load_embedded(path)
-    raise ValueError(
-        f"{path}: holds a generator of format {kind!r}; expected stylegan3 or embedded"
-    )

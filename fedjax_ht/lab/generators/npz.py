@@ -34,12 +34,11 @@ def write(
         np.savez(file, **entries)
 
 
-def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads the metadata and the arrays by name. Nothing in the file is executed.
 
     Args:
       path: the path of the file.
-      arrays: False reads the metadata alone, and returns no arrays.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -51,8 +50,7 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     about = f"{path}: not an .npz with an entry {METADATA} that is JSON"
     with in_one_line(about), opened_npz(path) as file:
         metadata = json.loads(str(file[METADATA]))
-        names = [name for name in file if name != METADATA] if arrays else []
-        values = {name: file[name] for name in names}
+        values = {name: file[name] for name in file if name != METADATA}
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):
         raise ValueError(f"{path}: its metadata does not say of what format the generator is")
     return metadata, values

@@ -1,4 +1,4 @@
-"""Reads StyleGAN3 and StyleGAN-XL networks, from .pkl snapshots and from `convert`'s .npz files.
+"""Reads StyleGAN3 and StyleGAN-XL networks from .pkl snapshots.
 
 A snapshot pickles a dictionary of networks, and is opened without torch; nothing of it runs. Each
 network carries the source of its class, which the official loader executes; here it stays text.
@@ -20,7 +20,6 @@ from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.lab.safe.torch_files import TENSOR_CALLS, build_tensor, read_storage
 from fedjax_ht.models.generator import Card, Generator
 
-FORMAT = "stylegan3"
 _CLASSES = ("Generator", "SuperresGenerator")
 _LICENCE = "the snapshot's own; NVIDIA's are for research and evaluation only"
 
@@ -171,43 +170,17 @@ def _recorded(function: type, args: Any, state: Any) -> safe_pickle.Call:
 def load_snapshot(path: Path | str) -> Generator:
     """Loads the generator in a .pkl snapshot; see `open_snapshot`.
 
+    Its card has the facts that a snapshot holds of itself: its name and family.
+
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged, or its network is another one, which the message names. One
         line.
     """
     network, variables = read_snapshot(path)
-    return stylegan3.make_generator(network, variables, snapshot_card(path, network))
-
-
-def snapshot_card(path: Path | str, network: stylegan3.Network) -> Card:
-    """Returns a card with the facts that a snapshot holds of itself: its name and family."""
     origin = f"{network.family} snapshot {Path(path).name}"
-    return Card(Path(path).stem, licence=_LICENCE, origin=origin)
-
-
-def load_converted(path: Path | str) -> Generator:
-    """Loads the generator in a .npz that `save_converted` wrote. Nothing in the file is executed.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is damaged or of another format. One line.
-    """
-    path = Path(path)
-    metadata, arrays = npz.read(path)
-    with npz.in_one_line(f"{path}: no converted StyleGAN3"):
-        network = _network_from_json(metadata["network"])
-        card = npz.card(metadata)
-        variables = _checked(network, arrays)
+    card = Card(Path(path).stem, licence=_LICENCE, origin=origin)
     return stylegan3.make_generator(network, variables, card)
-
-
-def save_converted(
-    path: Path | str, network: stylegan3.Network, variables: stylegan3.Variables, card: Card
-) -> None:
-    """Writes a .npz with the variables, the static description and the card, without pickles."""
-    described = network._asdict() | {"layers": [layer._asdict() for layer in network.layers]}
-    npz.write(path, {"format": FORMAT, "network": described}, card, variables)
 
 
 def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variables]:
@@ -266,7 +239,7 @@ def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3
     arrays |= _dense("input/style", waves.module("affine"), "linear")
     for i, (layer, module) in enumerate(zip(network.layers, layers)):
         arrays |= _layer_arrays(f"layers/{i}", layer, module)
-    return network, _checked(network, arrays)
+    return network, checked(network, arrays)
 
 
 def _class_embeddings(mapping: Module) -> np.ndarray:
@@ -344,16 +317,7 @@ def _array(module: Module, name: str) -> np.ndarray:
     return np.asarray(value, np.float64)
 
 
-def _network_from_json(fields: dict[str, Any]) -> stylegan3.Network:
-    """Returns the network that `save_converted` described; JSON has lists in place of tuples."""
-    layers = [
-        stylegan3.Layer(**layer | {"padding": tuple(layer["padding"])})
-        for layer in fields["layers"]
-    ]
-    return stylegan3.Network(**fields | {"size": tuple(fields["size"]), "layers": tuple(layers)})
-
-
-def _checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> stylegan3.Variables:
+def checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> stylegan3.Variables:
     """Returns the arrays as variables, if they fit the network and the network fits together."""
     _check_network(network, len(arrays))
     expected = stylegan3.expected_shapes(network)

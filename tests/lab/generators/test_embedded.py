@@ -112,7 +112,7 @@ def test_another_scale_of_w_changes_no_image(tiny):
 def test_a_file_holds_the_generator(tiny, tmp_path):
     path = tmp_path / "tiny.npz"
     save_embedded(path, tiny, CARD, {"images_seen": 5, "scores": {"a": 0.5}})
-    metadata = npz.read(path, arrays=False)[0]
+    metadata = npz.read(path)[0]
     assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == (
         "embedded",
         7,
@@ -201,7 +201,7 @@ def test_shipped_files_are_small_and_say_where_they_come_from(shipped):
     assert path.stat().st_size < 4e6
     assert generator.latent_dim == 512
     assert all(generator.card)
-    metadata = npz.read(path, arrays=False)[0]
+    metadata = npz.read(path)[0]
     assert metadata["images_seen"] > 100_000
     for name in ("recipe", "seed", "scale", "revision", "classes", "training_images"):
         assert metadata[name] not in ("", None), name

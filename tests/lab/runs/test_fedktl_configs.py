@@ -70,7 +70,7 @@ def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
 
 
 def test_classes_that_the_generator_of_natural_images_has_not_seen():
-    seen = set(npz.read(SHIPPED["natural_32"], arrays=False)[0]["classes"])
+    seen = set(npz.read(SHIPPED["natural_32"])[0]["classes"])
     assert len(seen) == 30 and len(set(tiny_imagenet_fedktl.UNSEEN)) == 100
     assert not seen & set(tiny_imagenet_fedktl.UNSEEN)
     for argument, count in ((None, 40), ("classes=20", 20), ("classes=100,method=local", 100)):
