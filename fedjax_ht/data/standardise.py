@@ -109,17 +109,10 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
         return ""
     names = dataset.reading.features if dataset.reading else ()
     shown = [f"{names[i] if names else i} ({mean[i]:.3g} +- {std[i]:.3g})" for i in large]
-    remedy = (
-        "standardise them: preprocess=fl.Standardised() of the dataset, or dataset.standardise "
-        "'on' in a config"
-    )
-    if x.dtype.kind != "f":
-        remedy = (
-            "make them floats, to be standardised, or say with vocabulary= that they are token ids"
-        )
     return (
         f"{dataset.name}: {len(large)} of {len(sizes)} features are of another scale than models "
-        f"learn from: {listed(shown)}; {remedy}"
+        f"learn from: {listed(shown)}; standardise them: preprocess=fl.Standardised() of the "
+        "dataset, or dataset.standardise 'on' in a config; token ids need vocabulary="
     )
 
 

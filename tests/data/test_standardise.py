@@ -88,7 +88,7 @@ def test_features_of_another_scale_are_said():
     ):
         fl.make_federation_data(dataset, SPLIT, federation(dataset))
     whole = table(fl.AsStored(), ROWS.astype(int))
-    with pytest.warns(UserWarning, match="make them floats, to be standardised, or say with vocab"):
+    with pytest.warns(UserWarning, match="token ids need vocabulary="):
         fl.make_federation_data(whole, SPLIT, federation(whole))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

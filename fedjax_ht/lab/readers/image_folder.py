@@ -58,7 +58,8 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
         return _Place(sets[above[0]], _below_set(above))
 
     places, strays = _placed(files, place, "in no folder of a class")
-    doubts = _inner(places.values())
+    if not sets:
+        _refuse_shared(places.values())
     owners = [place.owner for place in places.values()]
     names = [printable(place.classes[0]) for place in places.values()]
     classes = sorted(set(names))
@@ -85,7 +86,6 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
             warnings=(
                 *alike,
                 *_missing("set", owners, names),
-                *doubts,
             ),
         ),
     )
@@ -231,32 +231,22 @@ def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
     return inner
 
 
-def _inner(places: Collection[_Place]) -> list[str]:
-    """A line on folders of one name in several classes, which may be the classes.
+def _refuse_shared(places: Collection[_Place]) -> None:
+    """Refuses classes that all have the same folders in them.
 
     Raises:
-      ValueError: all classes, outside of sets, have the same folders in them.
+      ValueError: they have several, which may be the classes.
     """
     inner: dict[str, set[str]] = {}
     for place in places:
-        if len(place.classes) == 1:
-            return []
-        inner.setdefault(place.classes[0], set()).add(place.classes[1])
-    counts = Counter(folder for folders in inner.values() for folder in folders)
-    shared = sorted(folder for folder, count in counts.items() if count > 1)
-    if not shared:
-        return []
-    names, folders = printable(listed(sorted(inner))), printable(listed(shared))
-    is_owned = any(place.owner for place in places)
-    if not is_owned and len(shared) > 1 and set(counts.values()) == {len(inner)}:
+        inner.setdefault(place.classes[0], set()).add("".join(place.classes[1:2]))
+    shared = set.intersection(*inner.values())
+    if len(inner) > 1 and len(shared) > 1 and all(each == shared for each in inner.values()):
         raise ValueError(
-            f"{names} each have the folders {folders}: if these are the classes, read them as "
-            "domains:PATH, or call the sets train and test; if they are none, take away that level"
+            f"{listed(sorted(inner))} each have the folders {listed(sorted(shared))}: if these are "
+            "the classes, read them as domains:PATH, or call the sets train and test; if they are "
+            "none, take away that level"
         )
-    return [
-        f"{names} are taken for classes, and have folders of one name, {folders}: if those are the "
-        "classes, read domains:PATH"
-    ]
 
 
 def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:

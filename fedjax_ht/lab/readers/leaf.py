@@ -45,19 +45,6 @@ _ORIGIN = Origin(
 )
 
 
-_SHAKESPEARE = tuple(
-    Origin(
-        "shakespeare/train/*.json and shakespeare/test/*.json of LEAF, with users and user_data",
-        "make them with LEAF's data/shakespeare/preprocess.sh -s niid -t sample, of at most "
-        f"{limits.FILE_BYTES >> 20} MiB each (--sf 0.1)",
-        fetched=False,
-        names=(part,),
-        folders=("shakespeare", "shakespeare/data"),
-    )
-    for part in ("train", "test")
-)
-
-
 class _User(NamedTuple):
     """A user's samples.
 
@@ -115,14 +102,6 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
         raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
     )
     return raw._replace(official=official, clients=clients, groups=groups, reading=record)
-
-
-def read_shakespeare(train: Path, test: Path, options: ReadOptions) -> Raw:
-    """Roles as LEAF makes them: 80 characters of a role's lines, and the next one is the label."""
-    raw = read_leaf(train.parent, options)
-    if raw.vocabulary is None:
-        raise ValueError("its samples are not 80 characters and the next one")
-    return raw
 
 
 def _folders(root: Path) -> dict[str, Path]:
@@ -209,7 +188,8 @@ def _samples(users: Sequence[_User]) -> Raw:
         first, second = sorted(widths)[:2]
         raise ValueError(f"some users have samples of shape {first} and others of {second}")
     if kind == "images":
-        return Raw(_pixels([np.asarray(user.inputs) for user in users]), labels, names)
+        pixels = np.concatenate([user.inputs for user in users])
+        return Raw(pixels.reshape(-1, SIDE, SIDE, 1), labels, names)
     inputs = np.concatenate([user.inputs for user in users])
     if kind != "letters":
         return Raw(inputs, labels, names)
@@ -275,28 +255,11 @@ def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
                 f"{owner} has pixels from {values.min():g} to {values.max():g}; they must be "
                 "floats in [0, 1] or integers from 0 to 255"
             )
-        # int16 remembers that it has integers, until all users are known
-        inputs = np.round(values * 255).astype(np.uint8) if top == 1 else values.astype(np.int16)
+        # of floats that are 0 and 1 alone, a writer may have made integers
+        scale = 255 if values.max() <= 1 else 1
+        inputs = np.round(values * scale).astype(np.uint8)
         return _User("images", inputs, labels)
     return _User("rows", as_stored(f"{owner}: x", values.astype(np.float64)), labels)
-
-
-def _pixels(users: Sequence[np.ndarray]) -> np.ndarray:
-    """Images uint8 [N, 28, 28, 1] of all users' rows of pixels, uint8 of floats in [0, 1] and int16
-    of integers. Beside floats, integers of 0 and 1 are floats that a writer has shortened.
-
-    Raises:
-      ValueError: some users have floats, and others larger integers. One line.
-    """
-    whole = [x for x in users if x.dtype == np.int16]
-    if 0 < len(whole) < len(users):
-        if large := [x.max() for x in whole if x.max() > 1]:
-            raise ValueError(
-                f"pixels of {len(users) - len(whole)} users are floats in [0, 1], and of "
-                f"{len(large)} integers up to {max(large)}; write all of them on one scale"
-            )
-        users = [x * 255 if x.dtype == np.int16 else x for x in users]
-    return np.concatenate([x.astype(np.uint8) for x in users]).reshape(-1, SIDE, SIDE, 1)
 
 
 def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
@@ -321,10 +284,4 @@ LEAF = Source(
     about="LEAF's preprocess.sh makes its files, and they have no address",
     read=read_leaf,
     origins=(_ORIGIN,),
-)
-SHAKESPEARE = Source(
-    name="shakespeare",
-    about="LEAF's preprocess.sh makes its files, and they have no address",
-    read=read_shakespeare,
-    origins=_SHAKESPEARE,
 )

@@ -64,7 +64,6 @@ _MODULES = {
     "camelyon17": "photographs",
     "ag_news": "table_files",
     "ag_news_test": "table_files",
-    "shakespeare": "leaf",
     "folder:PATH": "image_folder",
     "domains:PATH": "image_folder",
     "npz:PATH": "npz",

@@ -148,9 +148,7 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
         learned = raw.official.get("train", range(len(inputs)))
         tokens = tokenised(inputs, learned, options.text_length, options.tokenizer)
         inputs, vocabulary = tokens.ids, len(tokens.texts)
-        reading = dataclasses.replace(
-            reading, token_texts=tokens.texts, warnings=reading.warnings + tokens.warnings
-        )
+        reading = dataclasses.replace(reading, token_texts=tokens.texts)
     else:
         _refuse_text_options(name, raw, options)
     is_image = inputs.dtype == np.uint8 and raw.preprocess is None

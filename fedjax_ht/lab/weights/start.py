@@ -5,7 +5,6 @@ strictly: the mean over features that brings its width to K is linear, and folde
 first layer. Others have names of their own.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import re
@@ -31,11 +30,10 @@ from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
 from fedjax_ht.lab.weights import torchvision
 from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
-from fedjax_ht.models import model_group
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.registry import ARCHITECTURES, names_folder
+from fedjax_ht.models.registry import names_folder
 from fedjax_ht.models.split import DenseHead, SplitModel
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.ops import adaptive_pool
@@ -108,29 +106,6 @@ def starting_weights(
         if not np.isfinite(array).all():
             raise ValueError(f"{path} has values that are not finite")
     return weights
-
-
-def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
-    """Returns the architecture whose extractor has arrays of the same names as a file.
-
-    Args:
-      arrays: the arrays of the file, by name.
-      known: a map from architectures to their variables.
-
-    Returns:
-      Of several the one with the most arrays of the same shapes; None if none has these names.
-    """
-    shapes = {}
-    for path, (key, value) in torchvision.extractor_arrays(arrays).items():
-        shapes[path] = torchvision.in_flax_layout(path, key, value).shape
-    num_equal = {}
-    for name, variables in known.items():
-        candidate = torchvision.extractor_arrays(own_names(_blank(variables)))
-        if candidate.keys() == shapes.keys():
-            num_equal[name] = sum(
-                shapes[path] == value.shape for path, (_, value) in candidate.items()
-            )
-    return max(num_equal, key=num_equal.__getitem__, default=None)
 
 
 def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | None:
@@ -300,7 +275,7 @@ def with_weights(
         own_head = _variables(bucket)["params"]["head"]
         if head is None and _head(arrays, bucket.module, own_head) is not None:
             unused.add(name)
-        fitted = _fitted(origin, arrays, bucket, federation, bool(head))
+        fitted = _fitted(origin, arrays, bucket, bool(head))
         return frozen_weights(fitted) if bucket is not adapted else fitted
 
     shared = dataclasses.replace(federation.shared, weights=starting(federation.shared))
@@ -375,38 +350,13 @@ def _names(bucket: Bucket, federation: Federation) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _fitted(
-    origin: str,
-    arrays: Mapping[str, np.ndarray],
-    bucket: Bucket,
-    federation: Federation,
-    head: bool,
-) -> PyTree:
+def _fitted(origin: str, arrays: Arrays, bucket: Bucket, head: bool) -> PyTree:
     """Returns the variables that a bucket's models start from; `origin` begins messages."""
     variables = _variables(bucket)
     try:
         return starting_weights(arrays, bucket.module, variables, head)
     except ValueError as error:
-        architecture = looks_like(arrays, _known(federation))
-        looks = architecture or "no known architecture"
-        line = f"{origin}: this looks like {looks}; the model is {bucket.name}"
-        # what does not fit says more only where the architecture is not another one
-        if architecture in (None, re.sub(r"_head\d+$", "", bucket.name)):
-            line += f": {error}"
-        raise ValueError(line) from error
-
-
-def _known(federation: Federation) -> dict[str, PyTree]:
-    """Returns the variables, as shapes, of all architectures."""
-    bucket = federation.buckets[0]
-    known = {}
-    for each in federation.buckets:
-        known[_names(each, federation)[-1]] = _variables(_plain(each))
-    for group in ARCHITECTURES:
-        with contextlib.suppress(ValueError, TypeError):  # it is not for images of this size
-            for name, module in model_group(group, bucket.num_classes, bucket.input_shape).items():
-                known.setdefault(name, _variables(dataclasses.replace(bucket, module=module)))
-    return known
+        raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
 
 
 def _plain(bucket: Bucket) -> Bucket:

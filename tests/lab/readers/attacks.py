@@ -237,7 +237,7 @@ def _leaf(*pieces: tuple[bytes, int]) -> Attack:
     def write(folder):
         (folder / "shakespeare/test").mkdir(parents=True)
         (folder / "shakespeare/test/a.json").write_text('{"users": [], "user_data": {}}')
-        return _repeated("shakespeare/train/a.json", "shakespeare", *pieces)(folder)
+        return _repeated("shakespeare/train/a.json", "leaf:shakespeare", *pieces)(folder)
 
     return write
 

@@ -50,13 +50,6 @@ def test_sets_by_any_usual_name(tmp_path, sets):
     assert fl.describe(dataset).classes == dict.fromkeys(CLASSES, 2 * len(sets))
 
 
-def test_classes_with_folders_of_one_name_are_said(tmp_path, caplog):
-    write_images(tmp_path, "one/ant", "one/bee", "two/ant")
-    load_dataset(f"folder:{tmp_path}")
-    (line,) = caplog.messages
-    assert "one, two are taken for classes, and have folders of one name, ant: if those are" in line
-
-
 def test_a_class_may_be_called_train(tmp_path, caplog):
     write_images(tmp_path, "bus", "car", "train")
     assert load_dataset(f"folder:{tmp_path}").class_names == ("bus", "car", "train")

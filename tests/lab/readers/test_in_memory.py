@@ -4,7 +4,6 @@ import io
 import json
 import os
 from decimal import Decimal
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -455,32 +454,3 @@ def test_damaged_parquet_is_one_line(tmp_path):
     assert "\n" not in str(raised.value)
     with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         load_dataset("parquet:none.parquet", tmp_path)
-
-
-class Columns:
-    """A set by its columns, read one by one, as other programs hand over."""
-
-    def __init__(self, **columns):
-        self.columns, self.column_names = columns, list(columns)
-        names = {"label": ["a", "b"]}
-        self.features = {name: SimpleNamespace(names=names.get(name)) for name in columns}
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, name):
-        values = self.columns[name]
-        return values() if callable(values) else values
-
-
-def test_columns_of_other_objects_are_read_or_refused_in_one_line():
-    rng, labels = np.random.default_rng(0), [0, 1] * 10
-    good = rng.normal(size=20).tolist()
-    assert fl.Dataset.from_hf(Columns(x=good, label=labels)).labels.tolist() == labels
-    for columns, line in (
-        ({"x": good, "label": [None, *labels[1:]]}, "column 'label' has nan in row 0"),
-        ({"x": lambda: {}["x"], "label": labels}, "column 'x' cannot be read"),
-        ({"x": lambda: rng.normal(size=20), "label": labels}, "differs when it is read again"),
-    ):
-        with pytest.raises(ValueError, match=line):
-            fl.Dataset.from_hf(Columns(**columns))

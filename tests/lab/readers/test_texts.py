@@ -199,14 +199,6 @@ class Given:
         return [[int(number) for number in text.split()][:length] for text in texts]
 
 
-def test_texts_that_end_in_token_0_are_told(monkeypatch, tmp_path):
-    """GPT-2's token 0 is an exclamation mark: behind a text it is not told from padding."""
-    monkeypatch.setattr(tokens_module, "Tokenizer", lambda path: Given())
-    tokens = tokens_module.tokenised(["1 2", "0 2", "1 0", ""], [], 3, tmp_path)
-    np.testing.assert_array_equal(tokens.ids, [[1, 2, 0], [0, 2, 0], [1, 0, 0], [0, 0, 0]])
-    assert tokens.warnings == ("1 texts end in the token '!', whose id 0 is padding here",)
-
-
 def test_files_that_are_no_tokenizers_are_refused(folder):
     pytest.importorskip("tokenizers")
     broken = folder.parent / "tokenizer.json"
@@ -234,28 +226,6 @@ def test_errors_of_the_package_are_one_line(error):
         raise error("index out of range\nbacktrace")
     with pytest.raises(KeyboardInterrupt), tokens_module._one_line("x"):
         raise KeyboardInterrupt
-
-
-DIFFERENT = {
-    "do_lower_case False": ({"do_lower_case": False}, {"normalizer": {"lowercase": True}}),
-    "strip_accents True": ({"strip_accents": True}, {"normalizer": {"strip_accents": False}}),
-    "add_prefix_space True": (
-        {"add_prefix_space": True},
-        {"pre_tokenizer": {"add_prefix_space": False}},
-    ),
-    "add_bos_token True": (
-        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"},
-        {"normalizer": None},
-    ),
-}
-
-
-@pytest.mark.parametrize("message", DIFFERENT)
-def test_two_files_of_a_tokenizer_agree(message):
-    settings, content = DIFFERENT[message]
-    with pytest.raises(ValueError, match=f"tokenizer_config.json has {message}, and this file"):
-        tokens_module._compare(content, settings, ["[CLS]"])
-    tokens_module._compare({"normalizer": {"lowercase": None}}, {"do_lower_case": True}, [])
 
 
 def test_a_word_piece_has_the_special_tokens_of_its_folder(folder):
