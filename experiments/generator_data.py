@@ -1,7 +1,8 @@
 """Reads images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an
 .npz of JPEG files."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from fedjax_ht.core.inputs import described, is_image
 from fedjax_ht.lab.generators.embedded import SIZE
 from fedjax_ht.lab.generators.npz import in_one_line
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.readers.npz import read_jpegs
+from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.safe.arrays import opened_npz
 
 
@@ -88,3 +89,41 @@ def _read_jpegs(path: Path) -> Pictures:
     if images.shape[1:] != (SIZE, SIZE, 3):
         raise ValueError(f"{path}: images must be {SIZE}x{SIZE}")
     return Pictures(images, labels.astype(np.int32), tuple(map(str, names)))
+
+
+def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Colour images of one size, uint8 [N, H, W, 3].
+
+    Args:
+      arrays: "jpeg" uint8, the files one after another, and "offset" [N + 1], where each starts and
+        the last ends; beside them are "label" [N] and "wnid", the classes' names.
+
+    Raises:
+      ValueError: an entry is missing, or the sizes differ.
+    """
+    if missing := {"jpeg", "offset", "label", "wnid"} - set(arrays):
+        raise ValueError(
+            f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels"
+        )
+    jpeg, offset = arrays["jpeg"], arrays["offset"]
+    is_sound = jpeg.dtype == np.uint8 and offset.dtype.kind in "iu"
+    if not is_sound or jpeg.ndim != 1 or offset.ndim != 1:
+        raise ValueError(
+            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; they must "
+            "be uint8 [bytes] and integers [N + 1]"
+        )
+    steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
+    if len(offset) < 2 or (np.diff(steps) < 0).any():
+        raise ValueError(
+            f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back"
+        )
+
+    def encoded():
+        for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())):
+            yield i, jpeg[start:end].tobytes()
+
+    images = [image.pixels for _, image in decode_all(encoded(), None)]
+    if len({image.shape[:2] for image in images}) > 1:
+        raise ValueError("the JPEG files are of more than one size")
+    images = Pile(enumerate(images), None).stack(range(len(images)))
+    return np.repeat(images, 3, -1) if images.shape[-1] == 1 else images

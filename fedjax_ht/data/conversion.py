@@ -83,9 +83,9 @@ def as_inputs(name: str, inputs: Any, count: int) -> Any:
     if not leaves:
         raise ValueError(f"{name}: inputs are empty; give an array [N, ...]")
     arrays = [as_array(f"{name}: inputs", leaf) for leaf in leaves]
-    for leaf, x in zip(leaves, arrays):
+    for x in arrays:
         if x.dtype.kind not in "iuf":
-            raise ValueError(_no_numbers(name, leaf, x))
+            raise ValueError(_no_numbers(name, x))
         fits_device(f"{name}: inputs", x)
     return jax.tree.unflatten(tree, arrays)
 
@@ -96,26 +96,14 @@ def _is_pytree(inputs: Sequence, count: int) -> bool:
     return len(inputs) > 0 and all(np.shape(leaf)[:1] == (count,) for leaf in leaves)
 
 
-def _no_numbers(name: str, given_inputs: Any, x: np.ndarray) -> str:
+def _no_numbers(name: str, x: np.ndarray) -> str:
     """Says which inputs are no numbers, and how to turn them into some."""
     if x.dtype.kind == "b":
         return f"{name}: inputs are bool; give inputs.astype(np.float32), or np.uint8 for images"
-    kinds: Any = getattr(given_inputs, "dtypes", None)  # of a DataFrame
-    if hasattr(kinds, "items"):
-        texts = [str(column) for column, kind in kinds.items() if not _is_number(kind)]
-        if texts:
-            return (
-                f"{name}: inputs have columns that are no numbers, {listed(texts)}; leave "
-                "them out, or make them numbers"
-            )
     return (
         f"{name}: inputs are {x.dtype}; they must be integers or floats, [N, ...], of samples of "
         "one shape"
     )
-
-
-def _is_number(dtype: Any) -> bool:
-    return getattr(dtype, "kind", "O") in "iuf"
 
 
 def as_images(inputs: Any) -> Any:

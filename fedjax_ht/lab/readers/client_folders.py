@@ -11,7 +11,7 @@ from fedjax_ht.check.names import listed, short
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices
-from fedjax_ht.data.reading import LeftOut, Reading
+from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.image_arrays import to_bytes, to_nhwc
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored
 from fedjax_ht.lab.safe import limits
@@ -76,7 +76,6 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
         raise ValueError("no client has a test sample, so that no model could be scored")
     _, inputs, labels = _joined([part for part in parts if len(part.labels)])
     labels, class_names, converted = _classes(labels, num_classes)
-    left_out = _others(root, num_clients)
     return Raw(
         inputs,
         labels,
@@ -84,7 +83,6 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
         clients=tuple(clients),
         reading=Reading(
             path=str(root),
-            left_out=left_out,
             converted=converted,
             warnings=converted,
         ),
@@ -101,21 +99,6 @@ def _classes(
     names = tuple(map(str, values.tolist()))
     phrase = f"labels {listed(names)} numbered 0 to {len(names) - 1}"
     return np.searchsorted(values, labels), names, (phrase,)
-
-
-def _others(root: Path, num_clients: int) -> tuple[LeftOut, ...]:
-    """Files of clients beyond those that config.json counts."""
-    left_out = []
-    for split in ("train", "test"):
-        files = [
-            file
-            for file in (root / split).glob("*.npz")
-            if not (file.stem.isdecimal() and int(file.stem) < num_clients)
-        ]
-        if files:
-            why = f"config.json has num_clients {num_clients}"
-            left_out.append(LeftOut(len(files), f"file .npz of {split}/", why))
-    return tuple(left_out)
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:

@@ -15,7 +15,6 @@ from fedjax_ht.data.conversion import refuse_not_finite
 from fedjax_ht.lab.readers.source import as_stored
 
 _STEP = 1 / 512  # half a step of 8 bits: rounding alone takes a value so far beyond 0 or 1
-_FEWEST = 0.01  # share of negative values that says [-1, 1]; a stray value says nothing
 _DARK = 32  # bytes up to here are of another scale than 0 to 255
 _CHUNK = 1 << 22  # values that are looked at together
 
@@ -61,17 +60,16 @@ def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
 def _guess_of_floats(form: str, x: np.ndarray) -> tuple[bool, str]:
     if not x.size or not _may_be_images(x.shape):
         return False, ""
-    is_small = -1 <= x.min() <= x.max() <= 1
     if _is_stepped(x):
         line = f"{form} within -1 to 1: grey images. Call it inputs if it is none"
         return True, line if x.ndim == 3 else ""
-    if x.ndim == 4 and not is_small and is_whole(x, 0, 255):
+    if x.ndim == 3:
+        return False, ""
+    if is_whole(x, 0, 255):
         raise ValueError(
             f"{form} of whole numbers from {x.min():g} to {x.max():g}; give images as "
             "x.astype(np.uint8), from 0 to 255, or call it inputs"
         )
-    if x.ndim == 3 and not is_small:
-        return False, ""
     return False, (
         f"{form}, kept as floats: its values are not those of 8-bit images. Call it images if it "
         "is, or inputs to end this line"
@@ -168,8 +166,7 @@ def to_bytes(images: np.ndarray) -> tuple[np.ndarray, str]:
     """Returns images as bytes, and how they were made so; "" of bytes.
 
     True is 255. Integers, and whole floats, are bytes if they are from 0 to 255, and reach 32.
-    Other floats are scaled from [0, 1], or from [-1, 1] if a hundredth of them is negative, and
-    rounded.
+    Other floats are scaled from [0, 1], or from [-1, 1] if one is negative, and rounded.
 
     Raises:
       ValueError: no range can be told without doubt. One line that says what to give.
@@ -196,12 +193,6 @@ def to_bytes(images: np.ndarray) -> tuple[np.ndarray, str]:
         raise ValueError(f"{about}: {remedy}")
     if low >= -_STEP:
         return _rounded(images), f"{about} kept as bytes, 0 to 1 in 256 steps"
-    negative = np.count_nonzero(images < -_STEP)
-    if negative < _FEWEST * images.size:
-        raise ValueError(
-            f"{about}, of which {negative:,} of {images.size:,} values are negative: too few to "
-            "say [-1, 1], and too many for [0, 1]; clip them, or give uint8"
-        )
     return _rounded(images * 0.5 + 0.5), f"{about} kept as bytes, -1 to 1 in 256 steps"
 
 

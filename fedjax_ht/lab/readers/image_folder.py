@@ -8,7 +8,7 @@ out without being counted, and classes that are called like sets are refused.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from fedjax_ht.lab.readers.images import decode_files
 from fedjax_ht.lab.readers.roles import SETS, set_of, sets_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import Origin, listing, printable, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, files_below, printable, read_whole
 
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "
@@ -116,7 +116,7 @@ class _Files(NamedTuple):
 
     Attributes:
       images: name of each image -> the folders above it.
-      left_out: files that are no images, by their ending, and folders without images.
+      left_out: files that are no images, by their ending.
     """
 
     images: dict[str, tuple[str, ...]]
@@ -130,8 +130,8 @@ def _files_of(root: Path) -> _Files:
       ValueError: there are no images.
     """
     images, endings = {}, Counter()
-    names, folders = listing(root)
-    for name in names:
+    for path in files_below(root):
+        name = path.relative_to(root).as_posix()
         *above, file = name.split("/")
         ending = file.rpartition(".")[2].lower() if "." in file else ""
         if ending in ENDINGS:
@@ -146,18 +146,7 @@ def _files_of(root: Path) -> _Files:
     if not images:
         only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
         raise ValueError(f"no images{only}")
-    return _Files(images, (*left_out, *_empty(images, folders)))
-
-
-def _empty(images: Mapping[str, tuple[str, ...]], folders: Sequence[str]) -> list[LeftOut]:
-    """The topmost folders that have no images, nor in a folder in them."""
-    parents = {above[:i] for above in images.values() for i in range(len(above) + 1)}
-    empty = []
-    for folder in folders:
-        above = tuple(folder.split("/"))
-        if above not in parents and above[:-1] in parents:
-            empty.append(LeftOut(0, printable(f"folder {folder}"), "no images in it"))
-    return empty
+    return _Files(images, tuple(left_out))
 
 
 def _placed(

@@ -66,7 +66,15 @@ class Pile:
           ValueError: an image is missing, there are none, or their sizes differ.
         """
         places = take(self.places, keys, "images")
-        shape = common_shape([place.shape for place in places])
+        if not places:
+            raise ValueError("no images")
+        sizes = sorted({place.shape[:2] for place in places})
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set "
+                "image_size"
+            )
+        shape = (*sizes[0], max(place.shape[-1] for place in places))
         images = (np.broadcast_to(self._read(place), shape)[None] for place in places)
         with self._file:
             return write_stacked(self.target, (len(places), *shape), np.uint8, images)
@@ -106,22 +114,6 @@ def mapped(path: Path) -> np.ndarray:
     (`core.mesh.spread`).
     """
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-
-
-def common_shape(shapes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """(H, W, C) of images that are to be stacked; C is the largest.
-
-    Raises:
-      ValueError: there are none, or the sizes differ.
-    """
-    if not shapes:
-        raise ValueError("no images")
-    sizes = sorted({shape[:2] for shape in shapes})
-    if len(sizes) > 1:
-        raise ValueError(
-            f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size"
-        )
-    return (*sizes[0], max(shape[-1] for shape in shapes))
 
 
 class Decoded(NamedTuple):
@@ -297,20 +289,6 @@ def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image
     white = Image.new(mode, image.size, "white")
     white.paste(layers.convert(mode), mask=alpha)
     return white
-
-
-def stack(images: list[np.ndarray]) -> np.ndarray:
-    """Stacks images, uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any has 3 channels.
-
-    Empties the list as it copies.
-
-    Raises:
-      ValueError: there are none, or the sizes differ.
-    """
-    stacked = np.empty((len(images), *common_shape([image.shape for image in images])), np.uint8)
-    for i in reversed(range(len(images))):
-        stacked[i] = images.pop()
-    return stacked
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:

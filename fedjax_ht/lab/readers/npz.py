@@ -9,7 +9,6 @@
 Capitals do not matter. A file in which two arrays may be the same thing is refused.
 """
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_groups, as_labels
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.images import decode_all, stack
 from fedjax_ht.lab.readers.roles import SETS, refuse_no_classes, set_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
 from fedjax_ht.lab.safe.arrays import opened_npz
@@ -29,8 +27,7 @@ from fedjax_ht.lab.safe.bounded import Origin
 from fedjax_ht.lab.safe.limits import numbered_classes
 
 _ORIGIN = Origin(
-    "an .npz of images and labels, inputs and labels, x and y, each also by train and test, or "
-    "jpeg, offset, label and wnid",
+    "an .npz of images and labels, inputs and labels, x and y, each also by train and test",
     "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... for what is "
     "no image",
 )
@@ -58,17 +55,12 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, of bytes or floats in [0, 1] or
     [-1, 1], and are kept as bytes (`image_arrays.to_bytes`). What is as it is has two axes or more,
     and `AsStored` for a model. Labels are whole numbers from 0. Classes are named by "class_names"
-    or "classes", else by number, and columns of rows by "column_names". Images may also be JPEG
-    files, see `read_jpegs`, whose classes have names.
+    or "classes", else by number, and columns of rows by "column_names".
 
     Raises:
       ValueError: samples or labels are missing, or two arrays may be the same. One line.
     """
     with opened_npz(file) as arrays:
-        if "jpeg" in arrays:
-            inputs = read_jpegs(arrays)
-            names = tuple(arrays["wnid"].tolist())
-            return Raw(inputs, arrays["label"], names, reading=Reading(path=str(file)))
         found = _found(list(arrays))
         sets = [name for name in ("", *SETS) if name in found["samples"]]
         # each is read once, which decompresses it
@@ -210,44 +202,6 @@ def _official(
         raise ValueError("official_test and official_val name a sample twice")
     masks = {"train": named == 0} | masks
     return dict(zip(masks, map(np.flatnonzero, masks.values())))
-
-
-def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Colour images of one size, uint8 [N, H, W, 3].
-
-    Args:
-      arrays: "jpeg" uint8, the files one after another, and "offset" [N + 1], where each starts and
-        the last ends; beside them are "label" [N] and "wnid", the classes' names.
-
-    Raises:
-      ValueError: an entry is missing, or the sizes differ.
-    """
-    if missing := {"jpeg", "offset", "label", "wnid"} - set(arrays):
-        raise ValueError(
-            f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels"
-        )
-    jpeg, offset = arrays["jpeg"], arrays["offset"]
-    is_sound = jpeg.dtype == np.uint8 and offset.dtype.kind in "iu"
-    if not is_sound or jpeg.ndim != 1 or offset.ndim != 1:
-        raise ValueError(
-            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; they must "
-            "be uint8 [bytes] and integers [N + 1]"
-        )
-    steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
-    if len(offset) < 2 or (np.diff(steps) < 0).any():
-        raise ValueError(
-            f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back"
-        )
-
-    def encoded():
-        for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())):
-            yield i, jpeg[start:end].tobytes()
-
-    images = [image.pixels for _, image in decode_all(encoded(), None)]
-    if len({image.shape[:2] for image in images}) > 1:
-        raise ValueError("the JPEG files are of more than one size")
-    images = stack(images)
-    return np.repeat(images, 3, -1) if images.shape[-1] == 1 else images
 
 
 NPZ = Source(

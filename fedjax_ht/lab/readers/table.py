@@ -3,7 +3,6 @@
 The columns' types say what the samples are: numbers, texts, or one column of arrays or images.
 """
 
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from fedjax_ht.check.names import kind_of_value, listed, short, unknown
+from fedjax_ht.check.names import listed, short, unknown
 from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.conversion import as_array, as_groups
@@ -21,7 +20,7 @@ from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.meaning import MISSING, spelling
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import Samples, image_or_stored
-from fedjax_ht.lab.readers.images import decode, stack
+from fedjax_ht.lab.readers.images import Pile, decode
 from fedjax_ht.lab.readers.roles import (
     Roles,
     refuse_index,
@@ -329,9 +328,7 @@ def _images(
             raise ValueError(f"{place(row)} has no image in column {name!r}; leave out the row")
         decoded = decode(f"of {place(row)} in column {name!r}", content, size, as_shown=True)
         images.append(decoded.pixels)
-    if size is None and len({image.shape[:2] for image in images}) > 1:
-        raise ValueError(f"column {name!r} has images of several sizes; give image_size=32 or so")
-    return stack(images)
+    return Pile(enumerate(images), None).stack(range(len(images)))
 
 
 def _spelt_numbers(name: str, column: pa.ChunkedArray, table: Table) -> np.ndarray:
@@ -373,15 +370,7 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
     if np.ma.isMaskedArray(values):
         values = as_array(f"column {name!r}", values)
     first = next((value for value in values if value is not None), None)
-    if hasattr(first, "getbands"):  # an image of Pillow
-        for row, image in enumerate(values):
-            if image is not None and not hasattr(image, "getbands"):
-                raise ValueError(
-                    f"column {name!r} holds images, and in row {row} {kind_of_value(image)}; make "
-                    "it an image, or leave the row out"
-                )
-        values = [image and {"bytes": _encoded(image)} for image in values]
-    elif first is not None and np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
+    if first is not None and np.ndim(first) > 0 and not isinstance(first, str | bytes | Mapping):
         arrays = [as_array(f"row {i} of column {name!r}", value) for i, value in enumerate(values)]
         x = as_array(f"column {name!r}", arrays)
         flat = pa.array(x.reshape(-1))
@@ -396,15 +385,6 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
             f"column {name!r} holds {' and '.join(kinds)}; make it numbers, or text, or leave the "
             "column out"
         ) from None
-
-
-def _encoded(image: Any) -> bytes:
-    """An image of Pillow as a file, which loses nothing and keeps its orientation."""
-    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
-        image = image.convert("RGB")
-    content = io.BytesIO()
-    image.save(content, "PNG", exif=image.getexif())
-    return content.getvalue()
 
 
 # Labels, groups, sets and clients

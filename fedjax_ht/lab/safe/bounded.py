@@ -330,18 +330,6 @@ def files_below(folder: Path) -> Iterator[Path]:
     Raises:
       ValueError: a link leads to a folder that it is in.
     """
-    for parent, _, files in _walk(folder):
-        for file in files:
-            yield Path(parent, file)
-
-
-def _raise(error: OSError) -> None:
-    """Ends a walk at a folder that cannot be listed, which os.walk would leave out."""
-    raise error
-
-
-def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yields (path, folders, files) of a folder and of all below, as os.walk, but sorted."""
     for parent, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         # in place: os.walk goes into the folders of this list, in its order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -350,20 +338,13 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
             # without end: os.walk would go round until the path is too long
             if path.is_symlink() and Path(parent).resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"{path} is a link to a folder that it is in; take it away")
-        yield parent, folders, sorted(name for name in files if not name.startswith("."))
+        for file in sorted(name for name in files if not name.startswith(".")):
+            yield Path(parent, file)
 
 
-def listing(folder: Path) -> tuple[list[str], list[str]]:
-    """The files and the folders below a folder in sorted order, relative, "/" between folders.
-
-    Links are followed; hidden files and folders are left out.
-    """
-    files, folders = [], []
-    for parent, inner_folders, inner_files in _walk(folder):
-        above = Path(parent).relative_to(folder)
-        folders += [(above / name).as_posix() for name in inner_folders]
-        files += [(above / name).as_posix() for name in inner_files]
-    return files, folders
+def _raise(error: OSError) -> None:
+    """Ends a walk at a folder that cannot be listed, which os.walk would leave out."""
+    raise error
 
 
 def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:

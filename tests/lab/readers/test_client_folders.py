@@ -160,13 +160,6 @@ def test_labels_with_gaps_are_numbered_anew_and_said(tmp_path, caplog):
     assert "labels run from 0 to 9, but there are 2 class names" in many
 
 
-def test_clients_beyond_the_config_are_said(tmp_path, caplog):
-    name = write_parts(tmp_path, BITS * 1.0, LABELS)
-    (tmp_path / "train/1.npz").write_bytes((tmp_path / "train/0.npz").read_bytes())
-    load_dataset(name)
-    assert "left out: 1 file .npz of train/ (config.json has num_clients 1)" in caplog.text
-
-
 def test_clients_of_two_kinds(tmp_path):
     write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})

@@ -216,9 +216,18 @@ def pictures(side: int = 8) -> list:
     return [Image.fromarray(each) for each in pixels]
 
 
+def _png(image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
 def hugging_face(images, labels=(0, 1, 0, 1, 0, 1)) -> HuggingFace:
     label = type("ClassLabel", (), {"names": ["cat", "dog", "emu"]})
-    columns = {"image": images, "label": list(labels)}
+    files = [
+        {"bytes": _png(image)} if isinstance(image, Image.Image) else image for image in images
+    ]
+    columns = {"image": files, "label": list(labels)}
     return HuggingFace(columns, {"image": object(), "label": label})
 
 
@@ -245,8 +254,9 @@ HF = {
     },
     "it is a list; it must be a datasets.Dataset": [1, 2],
     "column 'label' has -1 in row 2, which is none": hugging_face(pictures(), (0, 1, -1, 1, 0, 1)),
-    "column 'image' has images of several": hugging_face([*pictures()[:3], *pictures(9)[:3]]),
-    "column 'image' holds images, and in row 5 ": hugging_face([*pictures()[:5], "a.png"]),
+    "the images have 2 sizes, from (8, 8) to (9, 8)": hugging_face(
+        [*pictures()[:3], *pictures(9)[:3]]
+    ),
     "row 1 of column 'image' is a NoneType; give": hugging_face([np.zeros(3), None] * 3),
     "it has a transform of its own (set_transform)": transformed(),
     "row 5 has no image in column 'image'": hugging_face([*pictures()[:5], None]),
@@ -294,12 +304,6 @@ def test_parquet(tmp_path):
     table = pa.table({"image": files, "label": [0, 1] * 3})
     parquet.write_table(table, tmp_path / "hub.parquet")  # as the hub of Hugging Face has images
     assert load_dataset("parquet:hub.parquet", tmp_path, 4).inputs.shape == (6, 4, 4, 3)
-
-
-def _png(image) -> bytes:
-    content = io.BytesIO()
-    image.save(content, "PNG")
-    return content.getvalue()
 
 
 def one_text(rows: int, size: int) -> pa.Array:

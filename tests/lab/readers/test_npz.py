@@ -6,7 +6,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels, refused, write_jpegs
+from tests.lab.readers.source_files import load_error, pixels, refused
 
 RNG = np.random.default_rng(0)
 Y = np.arange(30) % 3
@@ -27,7 +27,7 @@ KEPT = {  # floats that are no images, or may be none: a line says so where they
     "units": (WINDOWS.reshape(30, 32, 3, 3), False),
     "a row": (WINDOWS[:, None, :, :3], False),
     "channels first": (WINDOWS[..., None].transpose(0, 3, 1, 2), True),
-    "three axes": (WINDOWS, True),
+    "three axes": (WINDOWS, False),
     "large windows": (9 * WINDOWS, False),
     "resized photos": ((PHOTOS / 255).astype(np.float32) * 0.99, True),
     "standardised photos": ((PHOTOS - 120.0) / 60, True),
@@ -247,7 +247,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": SIGNALS > 0}, "x is bool (4, 16, 9); call it images"),
         ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
         # one pixel chooses no range
-        (photos(with_pixel(-0.3)), "1 of 10,800 values are negative: too few to say [-1, 1]"),
         (photos(with_pixel(1.7)), "divide by the maximum"),
         (photos((PHOTOS - 120.0) / 60), "as they were before they were normalised, uint8, or"),
         (photos(PHOTOS.astype(int) * 3), "give them as uint8, from 0 to 255"),
@@ -293,18 +292,6 @@ def test_other_arrays_are_refused_in_one_line(tmp_path, arrays, reason):
     message = load_error(ValueError, "npz:own.npz", tmp_path)
     assert message.startswith(str(tmp_path / "own.npz")) and reason in message
     assert "or inputs=... for what is no image" in message
-
-
-def test_npz_of_jpeg_files(tmp_path):
-    write_jpegs(tmp_path / "own.npz", [2, 0, 2])
-    dataset = load_dataset("npz:own.npz", tmp_path)
-    assert dataset.class_names == ("r", "g", "b") and dataset.labels.tolist() == [2, 0, 2]
-    assert dataset.inputs.shape == (3, 4, 4, 3) and dataset.official == {}
-    assert dataset.inputs[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
-    write_jpegs(tmp_path / "mixed.npz", [2, 0, 2], (4, 5, 4))
-    refused("of more than one size", "npz:mixed.npz", tmp_path)
-    np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
-    refused("no entry label, offset, wnid", "npz:part.npz", tmp_path)
 
 
 def test_no_npz(tmp_path):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers.images import decode
-from fedjax_ht.lab.readers.npz import read_jpegs
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import opened_zip, read_whole, tar_members
@@ -119,13 +118,6 @@ def test_images_above_the_limit(monkeypatch):
     assert decode("a", encoded(pixels(3, 4)), None).pixels.shape == (3, 4, 1)
     with pytest.raises(ValueError, match=r"image a cannot be decoded \(it has 15 pixels, more"):
         decode("a", encoded(pixels(3, 5)), None)
-
-
-@pytest.mark.parametrize("offset", [[0, 9, 5], [0, -1], [0, 10**6], [0], [[0, 1]], [0.0, 1.0]])
-def test_offsets_of_jpeg_files(offset):
-    jpeg = np.frombuffer(encoded(pixels(4, 4, 3), "JPEG"), np.uint8)
-    with pytest.raises(ValueError, match="offset"):
-        read_jpegs({"jpeg": jpeg, "offset": np.array(offset), "label": [0], "wnid": ["a"]})
 
 
 def test_many_views_of_one_storage(tmp_path, monkeypatch):
