@@ -49,13 +49,11 @@ def simulate(run: Run, trial: int = 0, *, beside: Simulation | None = None) -> S
     )
 
 
-def simulate_trials(run: Run, *, beside: Simulation | None = None) -> list[Simulation]:
+def simulate_trials(run: Run) -> list[Simulation]:
     """Returns the simulations of all trials of a run, which share the samples on the devices."""
     simulations: list[Simulation] = []
     for trial in range(len(run.partitions)):
-        made = simulate(run, trial, beside=beside)
-        beside = beside or made
-        simulations.append(made)
+        simulations.append(simulate(run, trial, beside=simulations[0] if simulations else None))
     return simulations
 
 

@@ -5,51 +5,29 @@ Points that differ in numbers alone share a compiled program (a family).
 
 import dataclasses
 import functools
-import logging
 import os
 import pickle
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from fedjax_ht.core.method import varied
-from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
-from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.config.entries import OVERRIDDEN
-from fedjax_ht.lab.runs.method import evaluated_clients, make_method, uplink_steps
+from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.lab.runs.plan import Plan, Run, plan
-from fedjax_ht.lab.runs.play import lanes_of, simulate_trials
+from fedjax_ht.lab.runs.play import Notify, lanes_of, play
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.tasks import Report, Tasks, Workplace, in_place, kept
+from fedjax_ht.lab.runs.tasks import Report, Tasks, Workplace, in_place, kept, stoppable
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.rows import Runs
-from fedjax_ht.simulation.runs import run_each
-from fedjax_ht.simulation.simulation import Simulation, SimulationState
-
-_LOGGER = logging.getLogger(__name__)
-
-
-class Step(NamedTuple):
-    """A point to be trained up to a number of rounds.
-
-    Attributes:
-      label: label of the point.
-      rounds: number of rounds.
-      folder: the folder to train in.
-      before: the folder where the point was trained for fewer rounds, if it was.
-    """
-
-    label: str
-    rounds: int
-    folder: Path
-    before: Path | None
-
 
 Done = Callable[[str, Runs], None]
 """Called with the label of a trained point and the rows of its trials."""
+Train = Callable[[int, Mapping[str, Path], Done], None]
+"""Trains points up to a number of rounds, each in the folder of its label, from its newest
+checkpoint there on."""
 
 
 class UntraceableSetting(Exception):
@@ -64,7 +42,7 @@ def trainer(
     tasks: Tasks | None,
     tell: Callable[[str], None],
     caught: Sequence[int],
-) -> tuple[list[str], Callable[[Sequence[Step], Done], None]]:
+) -> tuple[list[str], Train]:
     """Returns the points in the order of their programs, and a function that trains some of them.
 
     Args:
@@ -77,32 +55,30 @@ def trainer(
     """
     points = {run.label: run for family in families(experiment, trace) for run in family}
 
-    def train_here(steps: Sequence[Step], done: Done) -> None:
-        beside: list[Simulation] = []
-        for step in steps:
-            done(step.label, train_point(points[step.label], step, beside, caught))
+    def hear(kind: str, *what: Any) -> None:
+        if kind == "warn":
+            tell(*what)
 
-    def train_far(tasks: Tasks, steps: Sequence[Step], done: Done) -> None:
+    def train_here(rounds: int, folders: Mapping[str, Path], done: Done) -> None:
+        for label, folder in folders.items():
+            done(label, train_point(points[label], rounds, folder, hear, caught))
+
+    def train_far(rounds: int, folders: Mapping[str, Path], done: Done) -> None:
         pickled, calls = pickle.dumps(experiment.config), {}
-        for step in steps:
-            folder = Path(os.path.abspath(step.folder))
-            before = step.before and Path(os.path.abspath(step.before))
-            far = step._replace(folder=folder, before=before)
-            calls[step.label] = (point_task, pickled, trace, far)
+        for label, folder in folders.items():
+            place = Path(os.path.abspath(folder))
+            calls[label] = (point_task, pickled, trace, label, rounds, place)
 
         def played(label: str, runs: Runs | None) -> None:
             if runs is not None:
                 done(label, runs)
 
-        def hear(kind: str, *what: Any) -> None:
-            if kind != "row":
-                tell(*what)
-
+        assert tasks is not None
         tasks.play(experiment, workdir, calls, notify=hear, caught=caught, done=played)
         if caught:
             raise Interrupted(caught[0])
 
-    return list(points), train_here if tasks is None else functools.partial(train_far, tasks)
+    return list(points), train_here if tasks is None else train_far
 
 
 def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
@@ -189,81 +165,40 @@ def _may_vary(run: Run, key: str) -> bool:
     return True
 
 
-def train_point(
-    run: Run,
-    step: Step,
-    beside: list[Simulation],
-    caught: Sequence[int],
-    *,
-    look: Callable[[], None] = lambda: None,
-) -> Runs:
-    """Trains a point from its newest checkpoint, or from that of fewer rounds; returns its rows.
-
-    Args:
-      run: the point.
-      step: the rounds and folders.
-      beside: a simulation, whose samples on the devices are taken; added here where there is none.
-      caught: numbers of signals; one in it stops the search when the round in progress is saved.
-      look: called after each round, to see whether the search is to stop.
-    """
+def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Sequence[int]) -> Runs:
+    """Trains a point up to a number of rounds, as `play` trains a run: without an early end and
+    without maps, and with its newest checkpoint alone. Returns its rows."""
     config = run.config
-    simulations = simulate_trials(run, beside=beside[0] if beside else None)
-    beside.extend(simulations[: 1 - len(beside)])
-    checkpoints = _checkpoints(step.folder, simulations)
-    states, histories = checkpoints.restore(_LOGGER.warning)
-    if step.before is not None and not any(histories):
-        states, histories = _checkpoints(step.before, simulations).restore(_LOGGER.warning)
-        if not all(histories):
-            raise ValueError(
-                f"{step.before} has no checkpoint that can be read; begin again in another "
-                "--workdir"
-            )
-
-    def after_round(states: list[SimulationState], histories: Runs) -> bool:
-        look()
-        stop, done = bool(caught), {state.round for state in states}
-        if len(done) == 1 and (stop or done.pop() % config.checkpoint.every == 0):
-            checkpoints.save(states, histories)
-        return stop
-
-    reached, histories = run_each(
-        simulations,
-        step.rounds,
-        states,
-        histories=histories,
-        eval_every=config.evaluate.every,
-        after_round=after_round,
-        only=evaluated_clients(config),
+    alone = dataclasses.replace(
+        config,
+        rounds=rounds,
+        give_up=None,
+        evaluate=dataclasses.replace(config.evaluate, patience=None),
+        checkpoint=dataclasses.replace(config.checkpoint, keep=1),
+        report=dataclasses.replace(config.report, maps="none"),
     )
-    if caught:
-        raise Interrupted(caught[0])
-    checkpoints.save(reached, histories)
-    checkpoints.wait()
-    write_runs(histories, step.folder)
-    return histories
-
-
-def _checkpoints(folder: Path, simulations: Sequence[Simulation]) -> TrialCheckpoints:
-    return TrialCheckpoints(folder / "checkpoints", simulations, keep=1, background=False)
+    runs = play(run._replace(config=alone), folder, notify, caught)
+    # its folder may have more, of a search that halved the points at other rounds
+    return [[row for row in rows if row["round"] <= rounds] for rows in runs]
 
 
 def point_task(
-    place: Workplace, config: bytes, trace: bool, step: Step, report: Report
+    place: Workplace,
+    config: bytes,
+    trace: bool,
+    label: str,
+    rounds: int,
+    folder: Path,
+    report: Report,
 ) -> Runs | None:
     """Trains a point in the process of a task; returns None if it was stopped. Arguments as of
     `train_point` and `tasks.train_task`."""
-    caught: list[int] = []
-
-    def look() -> None:
-        if report(("round",)):
-            caught.append(signal.SIGTERM)
-
-    with in_place(place, report):
-        points, beside = kept(_built_points, config, trace)
-        run = points[step.label]
+    with in_place(place, report) as notify:
+        hear, caught = stoppable(notify)
+        run = kept(_built_points, config, trace)[label]
         try:
             with jax.default_matmul_precision(run.config.precision):
-                return train_point(run, step, beside, caught, look=look)
+                return train_point(run, rounds, folder, hear, caught)
         except Interrupted:
             return None
         except jax.errors.ConcretizationTypeError as error:
@@ -271,7 +206,7 @@ def point_task(
             raise UntraceableSetting(str(error).partition("\n")[0]) from None
 
 
-def _built_points(config: bytes, trace: bool) -> tuple[dict[str, Run], list[Simulation]]:
-    """Builds the points of a pickled config, and the list of the simulation beside them."""
+def _built_points(config: bytes, trace: bool) -> dict[str, Run]:
+    """Builds the points of a pickled config."""
     every = families(plan(pickle.loads(config)), trace)
-    return {run.label: run for family in every for run in family}, []
+    return {run.label: run for family in every for run in family}

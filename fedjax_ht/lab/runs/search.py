@@ -26,7 +26,7 @@ from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, 
 from fedjax_ht.lab.runs.folder import locked, run_folder, write_folder
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan, with_names
-from fedjax_ht.lab.runs.points import Done, Step, UntraceableSetting, trainer
+from fedjax_ht.lab.runs.points import Train, UntraceableSetting, trainer
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.methods import method_factory
@@ -263,7 +263,7 @@ def _halved(
     at: Sequence[int],
     workdir: Path,
     *,
-    train: Callable[[Sequence[Step], Done], None],
+    train: Train,
     tell: Callable[[str], None],
 ) -> SearchResult:
     """Trains points up to each of the rounds `at`; the better half continues.
@@ -275,36 +275,30 @@ def _halved(
       order: the points in the order of training.
       at: the rounds, see `rungs`.
       workdir: the search's folder.
-      train: (steps, done): trains points, and calls `done` with the label and runs of each.
+      train: trains points, and calls a function with the label and runs of each.
       tell: called with a line about every point.
     """
     record, scores_at = workdir / "search.json", {}
     if record.exists():
         content = json.loads(record.read_text())
         scores_at = {int(rounds): scores for rounds, scores in content.items()}
-    alive, places = list(labels), {}
+    alive = list(labels)
+    folders = {label: workdir / "points" / f"{n:03d}" for n, label in enumerate(order)}
     for rounds in at:
-        scores = scores_at.setdefault(rounds, {})
-        steps = []
-        for number, label in enumerate(label for label in order if label in alive):
-            folder = workdir / "points" / f"{rounds:05d}" / f"{number:03d}"
-            steps.append(Step(label, rounds, folder, places.get(label)))
+        scores_at.setdefault(rounds, {})
+        here = [label for label in order if label in alive]
 
-        def done(label: str, runs: Runs, rounds: int = rounds, steps: list[Step] = steps) -> None:
-            scores = scores_at[rounds] | {
-                label: _score(runs, f"{label}, up to round {rounds}", tell)
-            }
+        def done(label: str, runs: Runs, rounds: int = rounds, here: list[str] = here) -> None:
+            score = _score(runs, f"{label}, up to round {rounds}", tell)
+            scores = scores_at[rounds] | {label: score}
             # in an order that does not depend on which was trained first
-            scores_at[rounds] = {s.label: scores[s.label] for s in steps if s.label in scores}
+            scores_at[rounds] = {each: scores[each] for each in here if each in scores}
             with atomic_open(record) as file:
                 json.dump(scores_at, file, indent=2)
 
-        train([step for step in steps if step.label not in scores], done)
+        left = {label: folders[label] for label in here if label not in scores_at[rounds]}
+        train(rounds, left, done)
         scores = scores_at[rounds]
-        for folder in places.values():  # all points have continued or ended
-            for checkpoints in folder.glob("checkpoints*"):
-                shutil.rmtree(checkpoints)
-        places = {step.label: step.folder for step in steps}
         if all(math.isnan(scores[label]) for label in alive):
             raise ValueError(
                 f"in every setting of {alive[0].partition(':')[0]} a client or the server stopped "
@@ -312,6 +306,9 @@ def _halved(
             )
         if rounds != at[-1]:
             alive = better_half({label: scores[label] for label in alive})
+        for label in set(here) - set(alive):
+            for checkpoints in folders[label].glob("checkpoints*"):
+                shutil.rmtree(checkpoints)
     last = {label: scores_at[at[-1]][label] for label in alive}
     return SearchResult(max(better_half(last), key=last.__getitem__), scores_at)
 

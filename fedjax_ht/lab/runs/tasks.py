@@ -380,6 +380,18 @@ def in_place(place: Workplace, report: Report) -> Iterator[Notify]:
         yield notify
 
 
+def stoppable(notify: Notify) -> tuple[Notify, list[int]]:
+    """Returns a function that tells the driver, and a list that has a signal once a task is to stop
+    after a row."""
+    caught: list[int] = []
+
+    def hear(kind: str, *what: Any) -> None:
+        if notify(kind, *what) and kind == "row":
+            caught.append(signal.SIGTERM)
+
+    return hear, caught
+
+
 @functools.lru_cache(maxsize=1)
 def kept(make: Callable[..., T], *of: Hashable) -> T:
     """Returns `make(*of)`, which the tasks of this process share that ask for the same, so that a
@@ -428,14 +440,8 @@ def train_task(
       trial: the run's number, or None for all.
       report: sends rows and lines to the driver.
     """
-    caught: list[int] = []
-
     with in_place(place, report) as notify:
-
-        def hear(kind: str, *what: Any) -> None:
-            if notify(kind, *what) and kind == "row":
-                caught.append(signal.SIGTERM)
-
+        hear, caught = stoppable(notify)
         experiment = kept(_begun, config)
         run = experiment.runs[label]
         folder, runs = place.workdir / folder_of(label), []

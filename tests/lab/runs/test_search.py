@@ -161,7 +161,7 @@ def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypa
     # Going on from the half of the rounds changes nothing; and what is done is not done again.
     whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
-    monkeypatch.setattr(points, "train_point", None)
+    monkeypatch.setattr(points, "play", None)
     assert run(config, tmp_path / "apart") == apart
 
 
