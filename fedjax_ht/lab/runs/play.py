@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ht.core.mesh import usual_devices
 from fedjax_ht.data.client_data import arranged
-from fedjax_ht.lab.checkpoints.checkpoint import TrialCheckpoints
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import place_of
@@ -127,10 +127,14 @@ def play(
         numbers, simulations = [trial], [simulate(run, trial)]
     writes = writes and trial is None
     warn, keep = functools.partial(notify, "warn"), config.checkpoint.keep
-    checkpointer = TrialCheckpoints(
-        folder / "checkpoints", simulations, keep, background=True, numbers=numbers
-    )
-    states, histories = checkpointer.restore(warn)
+    checkpointers = []
+    for number, simulation in zip(numbers, simulations):
+        checkpointers.append(
+            Checkpointer(folder / "checkpoints", simulation, keep, background=True, trial=number)
+        )
+    # runs stand at different rounds where a process was killed while it saved them
+    restored = [checkpointer.restore(warn) or (None, []) for checkpointer in checkpointers]
+    states, histories = [state for state, _ in restored], [history for _, history in restored]
     known = [state for state in states if state is not None]
     is_done = len(known) == len(states) and all(histories)
     is_done = is_done and all_done(known, histories, config.rounds, ending_of(config))
@@ -151,7 +155,8 @@ def play(
 
     def save(states: list[SimulationState], histories: list[list[Row]]) -> None:
         nonlocal saved
-        checkpointer.save(states, histories)
+        for checkpointer, state, history in reversed(list(zip(checkpointers, states, histories))):
+            checkpointer.save(state, history)
         saved = rounds_done(states)
         if is_primary() and 0 in numbers:
             show_server(run, states[0], folder)
@@ -172,7 +177,8 @@ def play(
         if any(state.round > round for state in states):
             return stop  # what a killed process had saved of some trials already stays as it is
         write(histories)
-        checkpointer.check()
+        for checkpointer in checkpointers:
+            checkpointer.check()
         if round % config.checkpoint.every == 0 or stop:
             save(states, histories)
         return stop
@@ -192,7 +198,8 @@ def play(
     )
     if rounds_done(reached) != saved:
         save(reached, histories)
-    checkpointer.wait()
+    for checkpointer in checkpointers:
+        checkpointer.wait()
     if writes:  # the run may have ended last time between a checkpoint and this note
         remember_rounds(folder, rounds_done(reached), programs)
     if trial is not None:

@@ -16,14 +16,14 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import described, entries_of, parse_entry, presets_of
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
-from fedjax_ht.lab.runs import points, search
+from fedjax_ht.lab.runs import search
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.lab.runs.points import families
 from fedjax_ht.lab.runs.search import (
     better_half,
     described_space,
     draw,
     fairly_tuned,
+    families,
     grid,
     parse_space,
     points_of,
@@ -161,7 +161,7 @@ def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypa
     # Going on from the half of the rounds changes nothing; and what is done is not done again.
     whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
-    monkeypatch.setattr(points, "play", None)
+    monkeypatch.setattr(search, "play", None)
     assert run(config, tmp_path / "apart") == apart
 
 
