@@ -122,7 +122,7 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())):
             yield i, jpeg[start:end].tobytes()
 
-    images = [image.pixels for _, image in decode_all(encoded(), None)]
+    images = [image for _, image in decode_all(encoded(), None)]
     if len({image.shape[:2] for image in images}) > 1:
         raise ValueError("the JPEG files are of more than one size")
     images = Pile(enumerate(images), None).stack(range(len(images)))

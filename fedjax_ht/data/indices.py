@@ -88,22 +88,12 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
         if np.ma.isMaskedArray(value):
             raise
         indices = np.array(None)  # lists of several lengths in each other, or no array
-    if indices.dtype == bool:
-        raise ValueError(
-            f"{place} is a boolean mask of {indices.size} entries; it must be the indices of the "
-            "samples: np.flatnonzero(mask)"
-        )
-    if indices.ndim != 1:
-        raise ValueError(
-            f"{place} is {kind_of_value(value)} of shape {list(indices.shape)}; it must be an "
-            "array of integers, the indices of the samples"
-        )
-    if not indices.size:  # an empty list is an array of floats
+    if indices.shape == (0,):  # an empty list is an array of floats
         return np.zeros(0, np.int64)
-    if indices.dtype.kind not in "iu":
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise ValueError(
-            f"{place} has {indices.dtype} values such as {indices[0]}; it must be integers, the "
-            "indices of the samples, such as np.flatnonzero(mask) or indices.astype(int)"
+            f"{place} is {kind_of_value(value)}, {indices.dtype} {list(indices.shape)}; it must be "
+            "the indices of the samples, integers [M], such as np.flatnonzero(mask)"
         )
     outside = indices[(indices < 0) | (indices >= num_samples)]
     if outside.size:

@@ -15,7 +15,6 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import described
 from fedjax_ht.data.copies import same_samples
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.data.meaning import spelling
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.selection import of_samples
 
@@ -93,7 +92,7 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
     if same_classes:
         labels = np.array([dataset.class_names.index(name) for name in other.class_names])
         labels = labels[other.labels]
-    elif _plain(dataset) & _plain(other):
+    elif set.intersection(*(set(map(str.casefold, x.class_names)) for x in (dataset, other))):
         _LOGGER.warning(
             f"public is {other.name!r}: its labels are hidden, since its classes are "
             f"{listed(other.class_names)}, and not {listed(dataset.class_names)}"
@@ -109,10 +108,6 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         public=np.arange(first, first + len(labels)),
         public_is_labelled=same_classes,
     )
-
-
-def _plain(dataset: Dataset) -> set[str]:
-    return {spelling(name).casefold() for name in dataset.class_names}
 
 
 def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:

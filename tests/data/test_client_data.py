@@ -185,13 +185,16 @@ MASK = np.arange(12) < 3
         (FIRST._replace(train=np.array([4, 2, 4, 2])), "train has sample 2 twice; give each"),
         (ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])), "sample 1 is in train"),
         (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
-        (FIRST._replace(train=MASK), r"train is a boolean mask of 12 entries; .*"),
-        (FIRST._replace(train=[True, False]), "train is a boolean mask"),
-        (FIRST._replace(train=np.array([0.5])), r"train has float64 values such as 0.5; .* int"),
-        (FIRST._replace(train=np.array([0.0])), "train has float64 values"),
-        (FIRST._replace(train=np.array(["0"])), "train has <U1 values"),
-        (FIRST._replace(train=np.zeros((2, 2), int)), r"train is a numpy.ndarray of shape \[2"),
-        (FIRST._replace(train=3), r"train is an int of shape \[\]"),
+        (
+            FIRST._replace(train=MASK),
+            r"train is a numpy.ndarray, bool \[12\]; .* np.flatnonzero\(mask\)",
+        ),
+        (FIRST._replace(train=[True, False]), "train is a list, bool"),
+        (FIRST._replace(train=np.array([0.5])), r"train is a numpy.ndarray, float64 .* integers"),
+        (FIRST._replace(train=np.array([0.0])), "train is a numpy.ndarray, float64"),
+        (FIRST._replace(train=np.array(["0"])), "train is a numpy.ndarray, <U1"),
+        (FIRST._replace(train=np.zeros((2, 2), int)), r"train is a numpy.ndarray, int64 \[2"),
+        (FIRST._replace(train=3), r"train is an int, object \[\]"),
         (FIRST._replace(train=[[0], [1, 2]]), "train is a list"),
         (FIRST._replace(val=None), "val is a NoneType"),
     ],
@@ -240,7 +243,7 @@ def test_lists_and_other_integers_are_indices():
         ({"train": np.arange(8), "test": np.arange(7, 12)}, "sample 7 is in train and in test"),
         ({"train": np.arange(8), "test": np.arange(8, 13)}, "test has index 12; there are 12"),
         ({"train": np.arange(8), "test": np.array([9, 9])}, "test has sample 9 twice"),
-        ({"train": MASK, "test": ~MASK}, "train is a boolean mask"),
+        ({"train": MASK, "test": ~MASK}, "train is a numpy.ndarray, bool"),
     ],
 )
 def test_official_sets_share_no_sample(official, message):
@@ -263,13 +266,15 @@ def test_a_hopeless_split_is_refused(clients, message):
 
 
 NOTED = {
-    "3 samples that some clients train on test others, first sample 0: client 0 trains on it, "
-    "client 1 tests on it": (FIRST, SECOND._replace(test=FIRST.train)),
-    "2 samples are train samples of several clients, first sample 1 of clients 0, 1;": (
+    "3 samples that some clients train on test others, first sample 0; ": (
+        FIRST,
+        SECOND._replace(test=FIRST.train),
+    ),
+    "2 samples are train samples of several clients, first sample 1;": (
         FIRST,
         SECOND._replace(train=np.array([1, 2, 6])),
     ),
-    "3 samples are test samples of several clients, first sample 3 of clients 0, 1;": (
+    "3 samples are test samples of several clients, first sample 3;": (
         FIRST,
         SECOND._replace(test=FIRST.test),
     ),

@@ -1,8 +1,6 @@
 """Checks of a split before anything is compiled: faults that no run can use, and notes that a
 reader of its results must know."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from fedjax_ht.check.names import listed_clients as clients
@@ -61,27 +59,24 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
 
 def _shared_notes(partition: Partition) -> list[str]:
     """Returns lines on samples of several clients."""
-    train = _owners([client.train for client in partition])
-    held_out = _owners([np.concatenate([client.val, client.test]) for client in partition])
+    train = np.concatenate([client.train for client in partition])
+    held_out = np.concatenate([x for client in partition for x in (client.val, client.test)])
     notes = []
-    leaked = np.intersect1d(train[0], held_out[0])
+    leaked = np.intersect1d(train, held_out)
     if len(leaked):
-        trained_by, tested_by = _first_owner(train, leaked[0]), _first_owner(held_out, leaked[0])
         notes.append(
             f"{len(leaked)} samples that some clients train on test others, first sample "
-            f"{leaked[0]}: client {trained_by} trains on it, client {tested_by} tests on it; what "
-            "clients learn from each other then includes the answers: keep training samples out of "
-            "every test set"
+            f"{leaked[0]}; what clients learn from each other then includes the answers: keep "
+            "training samples out of every test set"
         )
-    for name, (indices, owners) in (("train", train), ("test", held_out)):
-        samples, first, counts = np.unique(indices, return_index=True, return_counts=True)
-        shared = np.flatnonzero(counts > 1)
+    for name, indices in (("train", train), ("test", held_out)):
+        samples, counts = np.unique(indices, return_counts=True)
+        shared = samples[counts > 1]
         if len(shared):
-            of_first = owners[first[shared[0]] :][: counts[shared[0]]]
             notes.append(
                 f"{len(shared)} samples are {name} samples of several clients, first sample "
-                f"{samples[shared[0]]} of {clients(of_first)}; deal every sample to one client, "
-                "unless clients are meant to share data"
+                f"{shared[0]}; deal every sample to one client, unless clients are meant to share "
+                "data"
             )
     return notes
 
@@ -96,19 +91,6 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
         return []
     absent = len(groups) - len(present)
     return [f"{absent} of {len(groups)} groups have no client: their samples are not used"]
-
-
-def _owners(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all indices of the clients' parts, ascending, and the client of each."""
-    indices = np.concatenate(parts)
-    clients = np.repeat(np.arange(len(parts)), list(map(len, parts)))
-    order = np.argsort(indices, kind="stable")
-    return indices[order], clients[order]
-
-
-def _first_owner(owners: tuple[np.ndarray, np.ndarray], sample: int) -> int:
-    indices, clients = owners
-    return int(clients[np.searchsorted(indices, sample)])
 
 
 def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:

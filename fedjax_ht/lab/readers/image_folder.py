@@ -73,7 +73,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
     if any(folder != of_folder for folder, of_folder in sets.items()):
         pairs = [f"{of_folder} from {printable(folder)}" for folder, of_folder in sets.items()]
         notes.append(f"sets by folders: {', '.join(pairs)}")
-    pile, converted = decode_files(root, places, options.image_size, options.target)
+    pile = decode_files(root, places, options.image_size, options.target)
     return Raw(
         pile.stack(list(places)),
         np.searchsorted(classes, names),
@@ -82,7 +82,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
         reading=Reading(
             path=str(root),
             left_out=(*files.left_out, *strays),
-            converted=(*notes, *converted),
+            converted=tuple(notes),
             warnings=(
                 *alike,
                 *_missing("set", owners, names),
@@ -325,7 +325,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     number = dict(zip(classes, range(len(classes))))
-    pile, converted = decode_files(root, keys, options.image_size, options.target)
+    pile = decode_files(root, keys, options.image_size, options.target)
     return Raw(
         pile.stack(keys),
         np.array([number[name] for name in names]),
@@ -336,7 +336,6 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
             path=str(root),
             group_names=tuple(map(printable, domains)),
             left_out=(*files.left_out, *strays),
-            converted=converted,
             warnings=(
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
                 *_missing("domain", owners, names),

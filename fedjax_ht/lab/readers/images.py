@@ -4,7 +4,6 @@ import io
 import itertools
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,25 +115,6 @@ def mapped(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
 
-class Decoded(NamedTuple):
-    """An image, and the changes on the way to its pixels.
-
-    Attributes:
-      pixels: uint8 [H, W, 1 or 3].
-      changes: the entries of `CHANGES` that were applied.
-    """
-
-    pixels: np.ndarray
-    changes: tuple[str, ...]
-
-
-TURNED, BLENDED, FIRST = CHANGES = (
-    "turned by their EXIF orientation",
-    "with transparency blended on white",
-    "of several frames, of which the first is taken",
-)
-
-
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
 ) -> tuple[Pile, dict[str, str]]:
@@ -161,46 +141,27 @@ def decode_members(
                 limits.keep(groups["text"], len(content), limits.TEXT_BYTES)
                 texts[groups["text"]] = content.decode()
 
-    decoded = decode_all(encoded(), size)
-    return Pile(((key, image.pixels) for key, image in decoded), target), texts
+    return Pile(decode_all(encoded(), size), target), texts
 
 
-def decode_files(
-    folder: Path, names: Iterable[str], size: int | None, target: Path | None
-) -> tuple[Pile, tuple[str, ...]]:
-    """Decodes image files of anyone's folder as a viewer shows them, and counts the changes.
+def decode_files(folder: Path, names: Iterable[str], size: int | None, target: Path | None) -> Pile:
+    """Decodes image files of anyone's folder as a viewer shows them.
 
     Args:
       folder: the folder of the files.
       names: relative paths of the files, which are the keys.
       size, target: size of the images and file of the pile, as for `decode_members`.
-
-    Returns:
-      The images, and counts of changes on the way to pixels, a phrase each.
     """
     encoded = ((name, read_whole(folder / name)) for name in names)
-    counts: Counter[str] = Counter()
-
-    def pixels():
-        for key, image in decode_all(encoded, size, as_shown=True):
-            counts.update(image.changes)
-            yield key, image.pixels
-
-    pile = Pile(pixels(), target)
-    converted = []
-    for change in CHANGES:
-        if counts[change]:
-            images = "image" if counts[change] == 1 else "images"
-            converted.append(f"{counts[change]:,} {images} {change}")
-    return pile, tuple(converted)
+    return Pile(decode_all(encoded, size, as_shown=True), target)
 
 
 def decode_all(
     encoded: Iterable[tuple[Hashable, bytes]], size: int | None, as_shown: bool = False
-) -> Iterator[tuple[Hashable, Decoded]]:
-    """Yields (key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
+) -> Iterator[tuple[Hashable, np.ndarray]]:
+    """Yields (key, pixels) of (key, file content) pairs, decoded in threads; see `decode`."""
 
-    def decoded(item: tuple[Hashable, bytes]) -> Decoded:
+    def decoded(item: tuple[Hashable, bytes]) -> np.ndarray:
         return decode(*item, size, as_shown=as_shown)
 
     encoded = iter(encoded)
@@ -210,8 +171,10 @@ def decode_all(
             yield from zip((key for key, _ in batch), pool.map(decoded, batch))
 
 
-def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool = False) -> Decoded:
-    """Decodes one image file.
+def decode(
+    name: Hashable, content: bytes, size: int | None, *, as_shown: bool = False
+) -> np.ndarray:
+    """Decodes one image file: uint8 [H, W, 1 or 3].
 
     Args:
       name: the name of the file, for the error.
@@ -229,7 +192,7 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
 
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return pixels_of(image, size, as_shown=as_shown)
+            return _pixels_of(image, size, as_shown)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         reason = (
             "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
@@ -237,45 +200,33 @@ def decode(name: Hashable, content: bytes, size: int | None, *, as_shown: bool =
         raise ValueError(f"image {name} cannot be decoded ({reason})") from error
 
 
-def pixels_of(image: "Image.Image", size: int | None, *, as_shown: bool = False) -> Decoded:
-    """Returns the pixels of an open image; arguments as of `decode`.
-
-    Raises:
-      ValueError: it has more than 8 bits a channel, or more than `limits.PIXELS`.
-    """
-    changes: list[str] = []
+def _pixels_of(image: "Image.Image", size: int | None, as_shown: bool) -> np.ndarray:
     limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
     if image.mode not in _GREY_MODES + _COLOUR_MODES:
         raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
     image.load()
     mode = "L" if image.mode in _GREY_MODES else "RGB"
     if as_shown:
-        if getattr(image, "n_frames", 1) > 1:
-            changes.append(FIRST)
-        image = _opaque(_upright(image, changes), mode, changes)
+        image = _opaque(_upright(image), mode)
     if image.mode != mode:
         image = image.convert(mode)
     if size is not None:
         image = _central_square(image, size)
     pixels = np.asarray(image)
-    return Decoded(pixels.reshape(*pixels.shape[:2], -1), tuple(changes))
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _upright(image: "Image.Image", changes: list[str]) -> "Image.Image":
+def _upright(image: "Image.Image") -> "Image.Image":
     """Turns an image as its EXIF orientation says: cameras store pixels as the sensor has them."""
-    from PIL import ExifTags, ImageOps
+    from PIL import ImageOps
 
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return ImageOps.exif_transpose(image)
     except Exception:  # damaged metadata of a sound image: Pillow has an error of any kind for it
         return image
-    if orientation not in range(2, 9):
-        return image
-    changes.append(TURNED)
-    return ImageOps.exif_transpose(image)
 
 
-def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image":
+def _opaque(image: "Image.Image", mode: str) -> "Image.Image":
     """Blends transparent pixels on white: the colour that is stored there is nobody's choice."""
     from PIL import Image
 
@@ -285,7 +236,6 @@ def _opaque(image: "Image.Image", mode: str, changes: list[str]) -> "Image.Image
     alpha = layers.getchannel("A")
     if alpha.getextrema()[0] == 255:
         return image
-    changes.append(BLENDED)
     white = Image.new(mode, image.size, "white")
     white.paste(layers.convert(mode), mask=alpha)
     return white

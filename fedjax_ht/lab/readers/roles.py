@@ -79,18 +79,16 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     if not features:
         kind = "texts" if named.name.startswith("text:") else "numbers"
         raise ValueError(f"it has no column of {kind} beside {' and '.join(special)}")
-    sentence = ""
+    found = []
     if not named.label:
-        about_group = f", and {group!r} for the group" if group else ""
-        sentence = (
-            f"column {label!r} is taken for the label, and {listed(features)} for features"
-            f"{about_group}; {_naming('label', label, named.name)} names it and ends this line"
-        )
-    elif group and not named.group:
-        sentence = (
-            f"column {group!r} is taken for the group, and is no feature; "
-            f"{_naming('group', f'{label}:{group}', named.name)} names it and ends this line"
-        )
+        found.append(f"{label!r} is taken for the label, and {listed(features)} for features")
+    if group and not named.group:
+        found.append(f"{group!r} is taken for the group, and is no feature")
+    sentence = ""
+    if found:
+        form = _naming("group", f"{label}:{group}", named.name)
+        form = form if group else _naming("label", label, named.name)
+        sentence = f"column {'; '.join(found)}; {form} names it and ends this line"
     return Roles(
         label=label,
         features=tuple(features),

@@ -326,8 +326,7 @@ def _images(
         content = image.as_py() and image.as_py()["bytes"]
         if content is None:
             raise ValueError(f"{place(row)} has no image in column {name!r}; leave out the row")
-        decoded = decode(f"of {place(row)} in column {name!r}", content, size, as_shown=True)
-        images.append(decoded.pixels)
+        images.append(decode(f"of {place(row)} in column {name!r}", content, size, as_shown=True))
     return Pile(enumerate(images), None).stack(range(len(images)))
 
 

@@ -75,8 +75,7 @@ def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _S
                 labels.append(int(example[label_key]))
                 yield (name, i), example[image_key]
 
-    decoded = decode_all(encoded(), options.image_size)
-    pile = Pile(((key, image.pixels) for key, image in decoded), options.target)
+    pile = Pile(decode_all(encoded(), options.image_size), options.target)
     images = pile.stack(list(pile.places))
     return Raw(
         images,

@@ -31,7 +31,7 @@ def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
     content = encoded(image)
     tracemalloc.start()
     decoded = decode_all(((i, content) for i in range(count)), None)
-    pile = Pile(((key, image.pixels) for key, image in decoded), tmp_path / "images.npy")
+    pile = Pile(decoded, tmp_path / "images.npy")
     images = pile.stack(range(count))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

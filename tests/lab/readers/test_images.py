@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fedjax_ht as fl
 from fedjax_ht.lab.readers import dataset_names, load_dataset, registry
 from fedjax_ht.lab.readers.images import decode, resize
 from fedjax_ht.lab.readers.source import SHIPPED
@@ -81,7 +80,7 @@ def test_resize_takes_the_central_square():
     np.testing.assert_allclose(
         resize(image.transpose(0, 2, 1, 3), 2)[0], expected.transpose(1, 0, 2), atol=1
     )
-    np.testing.assert_allclose(decode("wide", encoded(image[0]), 2).pixels, expected, atol=1)
+    np.testing.assert_allclose(decode("wide", encoded(image[0]), 2), expected, atol=1)
     np.testing.assert_array_equal(resize(image, None), image)
     assert resize(image[..., :1], 3).shape == (1, 3, 3, 1)
     rows = np.zeros((1, 4, 4, 1), np.uint8)
@@ -96,7 +95,7 @@ def test_image_modes(mode, channels):
     file = io.BytesIO()
     Image.fromarray(np.full((5, 4, 3), 255, np.uint8)).convert(mode).save(file, "PNG")
     for as_shown in (False, True):
-        pixels = decode(mode, file.getvalue(), None, as_shown=as_shown).pixels
+        pixels = decode(mode, file.getvalue(), None, as_shown=as_shown)
         assert (pixels == np.full((5, 4, channels), 255)).all()
 
 
@@ -125,10 +124,8 @@ def oriented(number: int) -> bytes:
 )
 def test_the_exif_orientation_is_applied(number, shape, corner):
     shown = decode("x", oriented(number), None, as_shown=True)
-    assert shown.pixels.shape == (*shape, 1) and shown.pixels[corner].item() > 200
-    assert len(shown.changes) == (number != 1)
-    stored = decode("x", oriented(number), None)
-    assert stored.pixels.shape == (16, 24, 1) and stored.changes == ()
+    assert shown.shape == (*shape, 1) and shown[corner].item() > 200
+    assert decode("x", oriented(number), None).shape == (16, 24, 1)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -142,11 +139,10 @@ def test_transparency_is_blended_on_white(mode):
         options = {"transparency": 1}
     image.convert(mode).save(file, "PNG", **options)
     shown = decode("x", file.getvalue(), None, as_shown=True)
-    assert shown.changes == ("with transparency blended on white",)
-    assert set(shown.pixels[3, 0].tolist()) == {255} and shown.pixels[0, 1].max() < 250
+    assert set(shown[3, 0].tolist()) == {255} and shown[0, 1].max() < 250
 
 
-def test_all_endings_are_read_and_changes_counted(tmp_path, caplog):
+def test_all_endings_are_read(tmp_path, caplog):
     write(tmp_path / "ant/0.jpg", oriented(6))
     write(tmp_path / "ant/1.JFIF", oriented(1))
     write(tmp_path / "ant/2.jpeg", oriented(8))
@@ -159,9 +155,4 @@ def test_all_endings_are_read_and_changes_counted(tmp_path, caplog):
     for _ in range(2):  # the second from the cache on disk
         dataset = load_dataset(f"folder:{tmp_path}", image_size=16)
         assert len(dataset.labels) == 9 and not caplog.messages
-        assert fl.describe(dataset).converted == (
-            "2 images turned by their EXIF orientation",
-            "1 image with transparency blended on white",
-            "1 image of several frames, of which the first is taken",
-        )
         registry._load.cache_clear()

@@ -34,8 +34,8 @@ def test_columns_that_are_found_are_said_and_those_that_are_named_are_not(tmp_pa
     dataset = load_dataset(name)
     (line,) = caplog.messages
     assert line == (
-        f"{name}: column 'Target' is taken for the label, and a, b for features, and 'person' for "
-        f"the group; {name}:Target names it and ends this line"
+        f"{name}: column 'Target' is taken for the label, and a, b for features; 'person' is taken "
+        f"for the group, and is no feature; {name}:Target:person names it and ends this line"
     )
     assert features_of(dataset) == ("a", "b") and fl.describe(dataset).label == "Target"
     caplog.clear()
