@@ -6,7 +6,6 @@ each also below folders that are the only ones at their level, as archives unpac
 out without being counted, and classes that are called like sets are refused.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.check.names import listed, short
+from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.images import decode_files
 from fedjax_ht.lab.readers.roles import SETS, set_of, sets_of
-from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, one_after_another
-from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import Origin, files_below, printable, read_whole
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
+from fedjax_ht.lab.safe.bounded import Origin, files_below, printable
 
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "
@@ -278,59 +276,38 @@ FOLDER = Source(
 
 
 _DOMAINS_ORIGIN = Origin(
-    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), with "
-    "splits/DOMAIN_train.txt and splits/DOMAIN_test.txt for each domain or for none",
+    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif)",
     "put each domain in a folder of its own, and in it each class",
 )
-_LISTS = "splits"  # the folder of DomainNet's lists
-_SPLITS = ("train", "test")
 
 
 def read_domains(root: Path, options: ReadOptions) -> Raw:
     """Reads DOMAIN/CLASS/... or DOMAIN/images/CLASS/... of a folder.
 
     `Dataset.groups` are the domains, numbered by their names in sorted order. Classes are those of
-    all domains, sorted by name; a domain need not have each, and a warning says which has not. With
-    DomainNet's lists, lines "DOMAIN/CLASS/FILE NUMBER" in splits/DOMAIN_train.txt and _test.txt,
-    the set is the images that they name, numbers are those of the lists, and the lists are the
-    official sets. Images are 64 by 64 unless `image_size` is given, and grey only if all are.
+    all domains, sorted by name; a domain need not have each, and a warning says which has not.
+    Images are 64 by 64 unless `image_size` is given, and grey only if all are.
     """
     files = _files_of(root)
     paths = {name: tuple(x for x in above if x != "images") for name, above in files.images.items()}
     depth = len(_common(list(paths.values()), 2))
 
     def place(above: tuple[str, ...]) -> _Place:
-        domain = "".join(above[depth : depth + 1])
-        return _Place(domain, () if domain == _LISTS else above[depth + 1 :])
+        return _Place("".join(above[depth : depth + 1]), above[depth + 1 :])
 
     why = "in no folder of a class of a domain"
     places, strays = _placed(files._replace(images=paths), place, why)
     domains = sorted({place.owner for place in places.values()})
-    lists = _lists(root, domains)
-    in_lists = lists["train"] | lists["test"]
-    keys = list(in_lists or places)
-    if missing := [key for key in in_lists if key not in places]:
-        raise ValueError(
-            f"{len(missing)} of {len(in_lists)} images of the lists are missing, such as "
-            f"{missing[0]}"
-        )
-    owners = [places[key].owner for key in keys]
-    names = [places[key].classes[0] for key in keys]
-    classes, official = sorted(set(names)), {}
-    if in_lists:
-        classes = _numbered(names, list(in_lists.values()))
-        official = one_after_another((split, len(lists[split])) for split in _SPLITS)
-        if more := len(places) - len(in_lists):
-            strays = (*strays, LeftOut(more, "image", "in no list of splits/"))
+    owners = [place.owner for place in places.values()]
+    names = [printable(place.classes[0]) for place in places.values()]
+    classes = sorted(set(names))
     refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
-    number = dict(zip(classes, range(len(classes))))
-    pile = decode_files(root, keys, options.image_size, options.target)
+    pile = decode_files(root, places, options.image_size, options.target)
     return Raw(
-        pile.stack(keys),
-        np.array([number[name] for name in names]),
-        tuple(map(printable, classes)),
-        official=official,
+        pile.stack(list(places)),
+        np.searchsorted(classes, names),
+        tuple(classes),
         groups=np.searchsorted(domains, owners),
         reading=Reading(
             path=str(root),
@@ -342,53 +319,6 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
             ),
         ),
     )
-
-
-def _lists(root: Path, domains: list[str]) -> dict[str, dict[str, int]]:
-    """Split -> image -> number of its class; {} for both splits without lists."""
-    lists = {split: _listed_of(root, domains, split) for split in _SPLITS}
-    train, test = lists.values()
-    if train.keys() & test.keys() or bool(train) != bool(test):
-        raise ValueError(
-            "an image is in a train and a test list, or there are no lists of one of the two"
-        )
-    return lists
-
-
-def _listed_of(root: Path, domains: list[str], split: str) -> dict[str, int]:
-    """Image -> number of its class, of all domains' lists; {} if no domain has one."""
-    files = {domain: f"splits/{domain}_{split}.txt" for domain in domains}
-    absent = [file for file in files.values() if not (root / file).exists()]
-    if len(absent) == len(files):
-        return {}
-    if absent:
-        raise ValueError(
-            f"no {absent[0]}, but lists of other domains; give a list for each domain or for none"
-        )
-    numbers = {}
-    for domain, file in files.items():
-        lines = read_whole(root / file, limits.TEXT_BYTES).decode().splitlines()
-        for line, text in enumerate(lines, 1):
-            key, _, number = text.strip().rpartition(" ")
-            if not re.fullmatch(r"\d{1,6}", number) or not key.startswith(f"{domain}/"):
-                raise ValueError(
-                    f"line {line} of {file} is {short(text)}, not {domain}/CLASS/FILE NUMBER"
-                )
-            numbers[key] = int(number)
-    return numbers
-
-
-def _numbered(names: list[str], numbers: list[int]) -> list[str]:
-    """Classes by their numbers in the lists."""
-    pairs = sorted(set(zip(numbers, names)))
-    classes = [name for _, name in pairs]
-    known = sorted(set(numbers))
-    if known != list(range(len(pairs))) or len(set(classes)) < len(pairs):
-        raise ValueError(
-            f"the lists give {len(set(names))} classes {len(pairs)} numbers; each class must have "
-            "one number, counted from 0"
-        )
-    return classes
 
 
 DOMAINS = Source(

@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_ht.check.names import listed
-from fedjax_ht.check.options import check_value
+from fedjax_ht.check.options import Count, Within, checked
 from fedjax_ht.core.inputs import Preprocess
 from fedjax_ht.data.conversion import fits_device
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -54,9 +54,10 @@ class ReadOptions(NamedTuple):
     target: Path | None = None
 
 
+@checked
 def read_options(
-    image_size: int | None = None,
-    text_length: int | None = None,
+    image_size: Count | None = None,
+    text_length: Annotated[int, Within(1, _LONGEST)] | None = None,
     *,
     tokenizer: str | os.PathLike | None = None,
     label: str | None = None,
@@ -70,16 +71,6 @@ def read_options(
       ValueError: a size is not a positive integer, or features are one text. One line.
       FileNotFoundError: there is no such tokenizer. One line.
     """
-    # `type is int`: True is an int, but no size
-    if image_size is not None and (type(image_size) is not int or image_size < 1):
-        raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
-    whole = type(text_length) is int and 1 <= text_length <= _LONGEST
-    if text_length is not None and not whole:
-        raise ValueError(
-            f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
-            "or None"
-        )
-    check_value("task", task, TaskName)
     if isinstance(features, str):
         raise ValueError(f"features is {features!r}; give a list of names, [{features!r}]")
     return ReadOptions(

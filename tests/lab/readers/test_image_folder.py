@@ -9,7 +9,7 @@ from PIL import Image
 import fedjax_ht as fl
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import encoded, load_error, pixels, refused, sets, write
+from tests.lab.readers.source_files import encoded, load_error, pixels, refused, write
 
 CLASSES = ("ant", "bee", "cow")
 
@@ -184,57 +184,6 @@ def test_domains(tmp_path, caplog, below):
     ]
     clients = make_partition("natural", dataset, 2, train_share=0.5)
     assert [sorted(np.concatenate(client)) for client in clients] == [[0, 1], [2, 3, 4]]
-
-
-LISTS = {  # classes in another order, and one image in no list
-    "amazon_train": "amazon/mug/b.jpg 0\n",
-    "amazon_test": "amazon/bike/a.png 1\n",
-    "webcam_train": "webcam/bike/c.PNG 1\nwebcam/pen/e.png 2\n",
-    "webcam_test": "",
-    "quickdraw_test": "quickdraw/x/y.png 7\n",
-}
-
-
-def write_lists(root: Path, **lists: str) -> None:
-    for name, text in (LISTS | lists).items():
-        write(root / f"splits/{name}.txt", text)
-
-
-def test_the_lists_of_domainnet(tmp_path):
-    write_domains(tmp_path)
-    write_lists(tmp_path)
-    dataset = load_dataset("domains:.", tmp_path)
-    assert dataset.class_names == ("mug", "bike", "pen") and dataset.labels.tolist() == [0, 1, 2, 1]
-    assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([40, 80, 160, 0], abs=1)
-    assert dataset.groups.tolist() == [0, 1, 1, 0]
-    assert sets(dataset) == {"train": [0, 1, 2], "test": [3]}
-
-
-@pytest.mark.parametrize(
-    ("lists", "reason"),
-    [
-        ({"amazon_train": "amazon/mug/x.jpg 0\n"}, "1 of 4 images of the lists are missing, such"),
-        ({"amazon_train": "amazon/mug/b.jpg\n"}, "line 1 of splits/amazon_train.txt is"),
-        ({"amazon_train": "webcam/pen/e.png 0\n"}, "line 1 of splits/amazon_train.txt"),
-        ({"amazon_train": "amazon/mug/b.jpg 5\n"}, "the lists give 3 classes 3 numbers; each"),
-        ({"amazon_train": "amazon/mug/b.jpg 1\n"}, "the lists give 3 classes 3 numbers"),
-        ({"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"}, "the lists give 3"),
-        ({"amazon_test": "amazon/mug/b.jpg 0\n"}, "an image is in a train and a test list"),
-    ],
-)
-def test_lists_that_do_not_fit_are_one_line(tmp_path, lists, reason):
-    write_domains(tmp_path)
-    write_lists(tmp_path, **lists)
-    message = load_error(ValueError, "domains:.", tmp_path)
-    assert message.startswith(f"{tmp_path}: ") and reason in message
-
-
-def test_lists_of_some_domains_only(tmp_path):
-    write_domains(tmp_path)
-    write(tmp_path / "splits/webcam_train.txt", LISTS["webcam_train"])
-    refused("no splits/amazon_train.txt, but lists of other domains", "domains:.", tmp_path)
-    write(tmp_path / "splits/amazon_train.txt", LISTS["amazon_train"])
-    refused("there are no lists of one of the two", "domains:.", tmp_path)
 
 
 def test_no_domains(tmp_path):

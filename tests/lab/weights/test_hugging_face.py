@@ -119,7 +119,7 @@ def changed(**arrays):
 LAYER = "encoder.layer.1.attention.self.query.weight"
 BAD_FILES = {
     f"the file has no {LAYER}": {LAYER: None},
-    rf"the file's {LAYER} has shape \(8, 7\); its config.json says \(8, 8\)": {
+    rf"the file's {LAYER} has shape \(7, 8\), transposed as here; its config.json says \(8, 8\)": {
         LAYER: np.ones((8, 7), np.float32)
     },
     "the file has encoder.layer.2.x, for": {"encoder.layer.2.x": np.ones(3, np.float32)},

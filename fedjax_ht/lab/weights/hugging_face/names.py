@@ -61,9 +61,9 @@ def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[st
         used.add(name)
         array = _in_flax_layout(path, arrays[name], names)
         if array.shape != leaf.shape:
-            shape = _in_flax_layout(path, np.broadcast_to(0, leaf.shape), names, back=True).shape
             raise ValueError(
-                f"the file's {name} has shape {arrays[name].shape}; its config.json says {shape}"
+                f"the file's {name} has shape {array.shape}, transposed as here; its config.json "
+                f"says {leaf.shape}"
             )
         renamed[FLAX_PREFIX + "/".join(path)] = array
     unknown = [n for n in arrays if n not in used and not re.match(names.unused, n)]
@@ -113,14 +113,12 @@ def _name(path: tuple[str, ...], names: Names) -> str:
     return f"{begin}{names.modules[path[0]]}.{_LEAVES[path[1]]}"
 
 
-def _in_flax_layout(
-    path: tuple[str, ...], array: np.ndarray, names: Names, *, back: bool = False
-) -> np.ndarray:
-    """Transposes a kernel from the file's layout to flax's, or back."""
+def _in_flax_layout(path: tuple[str, ...], array: np.ndarray, names: Names) -> np.ndarray:
+    """Transposes a kernel from the file's layout to flax's."""
     if path[-1] != "kernel" or not names.transposed:
         return array
     if array.ndim == 2:
         return array.T
     if array.ndim == 4:
-        return array.transpose((3, 2, 0, 1) if back else (2, 3, 1, 0))
+        return array.transpose(2, 3, 1, 0)
     return array
