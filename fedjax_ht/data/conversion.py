@@ -85,7 +85,11 @@ def as_inputs(name: str, inputs: Any, count: int) -> Any:
     arrays = [as_array(f"{name}: inputs", leaf) for leaf in leaves]
     for x in arrays:
         if x.dtype.kind not in "iuf":
-            raise ValueError(_no_numbers(name, x))
+            remedy = "give inputs.astype(np.float32), or np.uint8 for images"
+            raise ValueError(
+                f"{name}: inputs are {x.dtype}; they must be integers or floats, [N, ...], of "
+                f"samples of one shape{'; ' + remedy if x.dtype.kind == 'b' else ''}"
+            )
         fits_device(f"{name}: inputs", x)
     return jax.tree.unflatten(tree, arrays)
 
@@ -94,16 +98,6 @@ def _is_pytree(inputs: Sequence, count: int) -> bool:
     """Returns whether every array in a list holds all samples."""
     leaves = (leaf for part in inputs for leaf in jax.tree.leaves(part))
     return len(inputs) > 0 and all(np.shape(leaf)[:1] == (count,) for leaf in leaves)
-
-
-def _no_numbers(name: str, x: np.ndarray) -> str:
-    """Says which inputs are no numbers, and how to turn them into some."""
-    if x.dtype.kind == "b":
-        return f"{name}: inputs are bool; give inputs.astype(np.float32), or np.uint8 for images"
-    return (
-        f"{name}: inputs are {x.dtype}; they must be integers or floats, [N, ...], of samples of "
-        "one shape"
-    )
 
 
 def as_images(inputs: Any) -> Any:
@@ -263,22 +257,19 @@ def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, .
       class_names: names of all classes.
     """
     counts = np.bincount(labels, minlength=len(class_names))
-    empty = np.flatnonzero(counts == 0).tolist()
-    if not counts.sum():
+    empty = [name for name, count in zip(class_names, counts) if not count]
+    if not len(labels):
         return ()
     lines = []
     if np.count_nonzero(counts) == 1:
-        name = class_names[int(counts.argmax())]
-        lines.append(f"all {counts.sum()} samples are of one class, {name}")
-    if len(empty):
-        names = listed([class_names[c] for c in empty])
+        lines.append(f"all {len(labels)} samples are of one class, {class_names[labels[0]]}")
+    if empty:
         verb = "class" if len(empty) == 1 else "classes"
-        text = f"{len(empty)} of {len(class_names)} classes have no sample: {verb} {names}"
-        lowest, highest = labels.min(), labels.max()
-        if lowest > 0:
+        text = f"{len(empty)} of {len(class_names)} classes have no sample: {verb} {listed(empty)}"
+        if labels.min() > 0:
             text += (
-                f"; labels run from {lowest} to {highest}, so that class 0 has no sample: if they "
-                "count from 1, subtract 1 from them"
+                f"; labels run from {labels.min()} to {labels.max()}, so that class 0 has no "
+                "sample: if they count from 1, subtract 1 from them"
             )
         lines.append(text)
     return tuple(lines)

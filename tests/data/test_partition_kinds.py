@@ -258,7 +258,12 @@ def test_check_number_of_clients(num_clients):
         ("dfrd", 2, {}, "toy has no official train set"),
         ("class_shares", 2, {}, "toy has no official train set"),
         ("given", 2, {}, "toy came without a split into clients; choose one of pathological"),
-        ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
+        (
+            "few_shot",
+            3,
+            {"shots": 4},
+            "class 0 has 10 samples, but 4 shots and 0 test_shots for 3 clients are 12",
+        ),
         ("few_shot", 3, {"shots": 2, "test_shots": 2}, "class 0 has 10 samples, but 2 shots and"),
         ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share"),
         ("iid", 21, {}, "leaves some of 21 clients without training samples; toy has 20 samples"),

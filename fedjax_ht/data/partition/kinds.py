@@ -51,12 +51,9 @@ def few_shot(
     needed = trained + (test_shots or 0) * num_clients
     for c, members in enumerate(by_class(dataset.labels, dataset.num_classes)):
         if len(members) < needed:
-            each, lower = f"{shots} shots", "shots"
-            if test_shots is not None:
-                each, lower = f"{shots} shots and {test_shots} test_shots", "them"
             raise ValueError(
-                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are "
-                f"{needed}; lower {lower} or num_clients"
+                f"class {c} has {len(members)} samples, but {shots} shots and {test_shots or 0} "
+                f"test_shots for {num_clients} clients are {needed}; lower them or num_clients"
             )
         shuffled = rng.permutation(members)
         tested = shuffled[trained : needed if test_shots else None]

@@ -194,27 +194,17 @@ def _is_pair(sample: Any) -> bool:
 
 
 def _stacked(samples: list) -> np.ndarray:
-    """Arrays, or numbers in lists, of one shape as one array.
+    """Arrays of one shape as one array.
 
     Raises:
       ValueError: they are something else.
     """
-    for sample in samples:
-        if not isinstance(sample, np.ndarray) and not _is_numbers(sample):
-            raise ValueError(
-                "x holds something else than pairs of a list of integers and its length, or arrays "
-                "of one shape"
-            )
+    if not all(isinstance(sample, np.ndarray) for sample in samples):
+        raise ValueError(
+            "x holds something else than pairs of a list of integers and its length, or arrays of "
+            "one shape"
+        )
     return as_array("x", samples)
-
-
-def _is_numbers(sample: object) -> bool:
-    """Returns whether a list, or lists in lists, holds numbers alone."""
-    if not isinstance(sample, list | tuple):
-        return False
-    if all(isinstance(part, list | tuple) for part in sample):
-        return all(map(_is_numbers, sample))
-    return set(map(type, sample)) <= {int, float, bool}
 
 
 def _texts(pairs: list) -> np.ndarray:

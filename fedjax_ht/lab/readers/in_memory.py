@@ -52,14 +52,10 @@ def _frame_table(frame: Any) -> Table:
         data = pa.table(frame)
         names = data.column_names
     else:  # pandas, whose columns of objects Arrow takes one by one
-        if hasattr(frame, "collect") and not hasattr(frame, "__len__"):
-            raise ValueError(
-                f"the frame is {kind_of_value(frame)}, which has no rows yet; give frame.collect()"
-            )
-        if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        if not all(hasattr(frame, name) for name in ("columns", "__getitem__", "__len__")):
             raise ValueError(
                 f"the frame is {kind_of_value(frame)}; it must be a pandas.DataFrame, or another "
-                "frame that Arrow reads"
+                "frame that Arrow reads; of a lazy one give frame.collect()"
             )
         data, names = None, list(map(str, frame.columns))
     refuse_same_names(names)

@@ -71,8 +71,6 @@ def read_options(
       ValueError: a size is not a positive integer, or features are one text. One line.
       FileNotFoundError: there is no such tokenizer. One line.
     """
-    if isinstance(features, str):
-        raise ValueError(f"features is {features!r}; give a list of names, [{features!r}]")
     return ReadOptions(
         image_size=image_size,
         text_length=text_length,

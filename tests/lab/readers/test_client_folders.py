@@ -125,7 +125,6 @@ IMAGES = {  # x as generators write it, and the bytes that are read
     "bytes": ((BITS * 200).astype(np.uint8), 200),
     "bytes, channels last": ((BITS * 200).astype(np.uint8).transpose(0, 2, 3, 1), 200),
     "bytes without channels": ((BITS[:, 0] * 200).astype(np.uint8), 200),
-    "lists of lists": ((BITS * 2.0 - 1).tolist(), 255),
 }
 
 

@@ -113,7 +113,7 @@ FAULTS = {
 
 NAMED = {
     "label='LABEL'; the columns are age, dose, outcome": {},
-    "features is 'age'; give a list of names, ['age']": {"label": "outcome", "features": "age"},
+    "features is 'age'; it must be a list, each text": {"label": "outcome", "features": "age"},
     "unknown split column 'parts'": {"label": "outcome", "split": "parts"},
     "column 'dose' holds '": {"label": "outcome", "split": "dose"},
     "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},
@@ -264,7 +264,7 @@ HF = {
 
 
 CASES = [
-    ("has no rows yet; give frame.collect()", fl.Dataset.from_pandas, Lazy(), {}),
+    ("of a lazy one give frame.collect()", fl.Dataset.from_pandas, Lazy(), {}),
     *(
         (line, fl.Dataset.from_pandas, table, {"label": "outcome"})
         for line, table in FAULTS.items()

@@ -240,12 +240,9 @@ def _compare_rules(settings: Settings, channels: int, given: Preprocess | None) 
     ):
         return
     mean, std = (np.round(values, 4).tolist() for values in rule)
-    has = "another rule"
-    if isinstance(given, Pixels):
-        has = " and ".join(str(np.round(np.asarray(x), 4).tolist()) for x in given)
     warnings.warn(
         f"{settings.folder / 'preprocessor_config.json'}: the model's images are normalised by "
-        f"image_mean {mean} and image_std {std} of pixels in [0, 1], the data by {has}; features "
+        f"image_mean {mean} and image_std {std} of pixels in [0, 1], the data by {given}; features "
         f"are others then; give the data preprocess=fl.Pixels({mean}, {std}) (ImageNet's are "
         "dataset.normalisation=imagenet)",
         stacklevel=3,
