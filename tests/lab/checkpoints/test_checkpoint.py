@@ -10,8 +10,12 @@ import pytest
 
 from fedjax_ht.core.keys import OtherGenerator
 from fedjax_ht.lab.checkpoints import checkpoint
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.lab.checkpoints.segments import Placement, held_segments, rows_to_write
+from fedjax_ht.lab.checkpoints.checkpoint import (
+    Checkpointer,
+    Placement,
+    held_segments,
+    rows_to_write,
+)
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -175,9 +179,9 @@ def test_segments_deleted_under_a_run_are_written_again(folder):
 
 
 def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
-    go_on, write = threading.Event(), checkpoint.segments.write_segments
+    go_on, write = threading.Event(), checkpoint.write_segments
     monkeypatch.setattr(
-        checkpoint.segments, "write_segments", lambda *args: go_on.wait(60) and write(*args)
+        checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args)
     )
     writer, history = Checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
     state = course([0, 1, 2])[1]
@@ -209,7 +213,7 @@ def test_errors_in_the_background_are_raised(folder, monkeypatch):
     writer.save(COURSE[1], [])
     writer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.segments, "write_segments", full)
+        patch.setattr(checkpoint, "write_segments", full)
         writer.save(COURSE[2], [])
         with pytest.raises(OSError, match="No space left"):
             writer.wait()

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.checkpoints import checkpoint, sealed
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.lab.checkpoints.segments import held_segments
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, held_segments
 from tests.lab.checkpoints.toy import (
     COURSE,
     advance,
@@ -140,7 +139,7 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
         (sealed, "place", "checkpoints"),
         (sealed, "remove", "checkpoints"),
         (sealed.shutil, "rmtree", "checkpoints"),
-        (checkpoint.segments, "delete_unused", ""),
+        (checkpoint, "delete_unused", ""),
         (sealed.shutil, "rmtree", "checkpoints.segments"),
     ],
 )
