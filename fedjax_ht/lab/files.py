@@ -9,8 +9,8 @@ import csv
 import errno
 import io
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -32,21 +32,12 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    encoding, errors, newline = _text(mode)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with (
-            named(path),
-            os.fdopen(handle, mode, encoding=encoding, errors=errors, newline=newline) as file,
-        ):
+        with named(path), plain_open(temporary, mode.replace("w", "x")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp lets nobody else read; the permissions of any new file need the umask, which can
-        # only be read by setting it
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

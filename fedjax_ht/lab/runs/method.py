@@ -276,6 +276,7 @@ def simulation_options(config: Config) -> SimulationOptions:
     Raises:
       ValueError: fields do not fit together. One line.
     """
+    devices = make_profile(config.devices_profile, config.partition.num_clients)
     scoring = Scoring(**vars(config.scoring))
     if scoring.batch_size is None and config.model.norm == "static_batch":
         scoring = dataclasses.replace(scoring, batch_size=STATIC_BATCH)
@@ -286,7 +287,7 @@ def simulation_options(config: Config) -> SimulationOptions:
         "downlink": steps_of("transform", "downlink", config.downlink, TRANSFORMS),
         "select": selection(config.select),
         "robust": steps_of("defence", "robust", config.robust, DEFENCES),
-        "devices_profile": make_profile(config.devices_profile, config.partition.num_clients),
+        "devices_profile": devices,
         "privacy": privacy(config.privacy),
     }
     return SimulationOptions(**shared_fields(config, SimulationOptions) | made)

@@ -209,15 +209,15 @@ def settle(
     """
     config = with_names(typed_config(config), dataset, models, methods)
     check_together(config)
-    options = simulation_options(config)
     entries = entries_of(config)
-    if options.privacy is not None:
-        accounting()  # it is imported now, and not after the first round
     configs = [as_run(entry, config) for entry in entries]
     for entry_config in configs:
         width_rates(entry_config.model.rates, config.partition.num_clients)
         check_group(entry_config.model.group)
         adapter_ranks(entry_config.model.lora or "rank=1")
+    options = simulation_options(config)
+    if options.privacy is not None:
+        accounting()  # it is imported now, and not after the first round
     refuse_code(set().union(*map(named_code, entries, configs)))
     codes, runs = uplink_steps(config, CODES), {}
     for entry, entry_config in zip(entries, configs):

@@ -291,13 +291,8 @@ class Tasks(NamedTuple):
             return
         cluster = self.open_cluster()
         place = workplace(experiment, workdir, self.config_file, cluster.accelerated)
-
-        def told(event: Event) -> None:
-            if event[0] in ("row", "warn", "stage"):  # others only ask whether to stop
-                notify(*event)
-
         placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
-        play_tasks(cluster, placed, told, caught, done)
+        play_tasks(cluster, placed, notify, caught, done)
 
 
 class Workplace(NamedTuple):
@@ -456,7 +451,7 @@ def train_task(
 def play_tasks(
     cluster: RayCluster,
     calls: Mapping[Any, tuple],
-    on_event: Callable[[Event], None],
+    notify: Notify,
     caught: Sequence[int],
     done: Callable[[Any, Any], None],
 ) -> None:
@@ -465,7 +460,7 @@ def play_tasks(
     Args:
       cluster: the machines that play them.
       calls: key of a task -> its function and arguments.
-      on_event: called with each event of a task.
+      notify: hears the rows and lines of all tasks.
       caught: numbers of signals; one in it stops all tasks.
       done: called with the key and the result of each task.
 
@@ -478,7 +473,8 @@ def play_tasks(
 
     def pass_on() -> None:
         for event in cluster.events():
-            on_event(event)
+            if event[0] in ("row", "warn", "stage"):  # others only ask whether to stop
+                notify(*event)
 
     while waiting:
         pass_on()

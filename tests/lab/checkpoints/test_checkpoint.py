@@ -180,9 +180,7 @@ def test_segments_deleted_under_a_run_are_written_again(folder):
 
 def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
     go_on, write = threading.Event(), checkpoint.write_segments
-    monkeypatch.setattr(
-        checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args)
-    )
+    monkeypatch.setattr(checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args))
     writer, history = Checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
     state = course([0, 1, 2])[1]
     expected = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, state)

@@ -113,12 +113,12 @@ def test_the_first_error_comes_when_the_others_have_stopped(inline):
     done = {}
     with pytest.raises(ValueError, match="no such thing"):
         calls = {name: (task, name) for name in ("good", "bad", "late")}
-        play_tasks(inline, calls, on_event=print, caught=[], done=done.__setitem__)
+        play_tasks(inline, calls, notify=print, caught=[], done=done.__setitem__)
     assert done == {"good": "good"} and inline.is_stopping
 
 
 def test_a_signal_stops_all_tasks(inline):
-    play_tasks(inline, {0: (print,)}, on_event=print, caught=[2], done=pytest.fail)
+    play_tasks(inline, {0: (print,)}, notify=print, caught=[2], done=pytest.fail)
     assert inline.is_stopping
 
 
