@@ -3,6 +3,7 @@
 Nothing is run, and no form need cross a wire.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -26,8 +27,14 @@ _NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # in place of an array
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
 
+def client_form(method: Method, bucket: Bucket, federation: Federation | None = None) -> PyTree:
+    """Returns the shapes and dtypes of a client's state, see `round.any_state`."""
+    init = functools.partial(any_state, method, bucket, federation=federation)
+    return jax.eval_shape(init, _key())
+
+
 def downlink_form(
-    method: Method, federation: Federation, bucket: Bucket, channel: Channel
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel = PLAIN
 ) -> PyTree:
     """Returns the shapes and dtypes of the downlink of a bucket's clients.
 
@@ -106,7 +113,7 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
         model = traceable(bucket)
         return receive(method, model, client, downlink, data, root=key, round=round, info=info)
 
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), _key())
+    client = client_form(method, bucket, federation)
     downlink = downlink_form(method, federation, bucket, channel)
     data = no_data(bucket)
     try:

@@ -44,15 +44,12 @@ def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
     """Returns the programs that an equation calls: of `jit`, loops, branches, custom gradients."""
-
-    def programs_in(value) -> list[ClosedJaxpr | Jaxpr]:
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            return [value]
-        if isinstance(value, tuple):  # as the branches of a `cond` are
-            return [program for part in value for program in programs_in(part)]
-        return []
-
-    return programs_in(tuple(equation.params.values()))
+    programs = []
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple) else (value,):  # the branches of a `cond`
+            if isinstance(part, ClosedJaxpr | Jaxpr):
+                programs.append(part)
+    return programs
 
 
 def call_of(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
@@ -134,8 +131,4 @@ def _sources(program: ClosedJaxpr | Jaxpr, inputs: Sequence[Sources]) -> list[So
 
 def union(sources: PyTree) -> Sources:
     """Joins all `Sources` of a pytree."""
-
-    def is_sources(x):
-        return isinstance(x, Sources)
-
-    return Sources().union(*jax.tree.leaves(sources, is_leaf=is_sources))
+    return Sources().union(*jax.tree.leaves(sources))

@@ -31,10 +31,11 @@ from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.local_training import BATCH_OF
+from fedjax_ht.core.message_forms import client_form, downlink_form
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import call_of, called_programs, has_loop, jaxpr_of, scan_constants
-from fedjax_ht.core.round import any_state
 from fedjax_ht.core.samples import PUBLIC, Data
+from fedjax_ht.core.trees import take
 from fedjax_ht.ops.patches import MULTIPLIED
 
 
@@ -63,16 +64,14 @@ def work_flops(work: ClosedJaxpr, data: Data) -> np.ndarray:
 def data_form(data: Data) -> Data:
     """Returns the form of one client's view of stacked data: shapes and dtypes."""
 
-    def client_form(x):
-        return on_device(x.shape[1:], x.dtype)
-
-    def whole_form(x):
+    def form(x):
         return on_device(x.shape, x.dtype)
 
     splits = {}
     for name, split in data.splits.items():
-        splits[name] = jax.tree.map(whole_form if name == PUBLIC else client_form, split)
-    return jax.tree.map(whole_form, data._replace(splits={}))._replace(splits=splits)
+        # One client's part of stacked splits; there is one public set.
+        splits[name] = split if name == PUBLIC else take(split, 0)
+    return jax.tree.map(form, data._replace(splits=splits))
 
 
 def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Data) -> ClosedJaxpr:
@@ -82,26 +81,19 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
       The program, whose first arguments are the client's numbers of samples, by the names of its
       splits.
     """
-    key, number = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
-
-    def context(key, number, num_samples) -> Context:
-        info = ClientInfo(number, num_samples, number)
-        return Context(key=key, round=number, info=info, shared_key=key)
-
-    def sent(server_key, key, number):
-        server = method.init_server(federation, server_key)
-        return method.broadcast(federation, bucket, server, context(key, number, number))
 
     def work(counts, client, downlink, data, key, number):
         splits = {name: split._replace(count=counts[name]) for name, split in data.splits.items()}
         data = data._replace(splits=splits)
-        ctx = context(key, number, counts["train"])
+        info = ClientInfo(number, counts["train"], number)
+        ctx = Context(key=key, round=number, info=info, shared_key=key)
         model = traceable(bucket)
         client = method.receive(model, client, downlink, data, ctx)
         return method.client_update(model, client, downlink, data, ctx)
 
-    downlink = jax.eval_shape(sent, key, key, number)
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), key)
+    key, number = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
+    client = client_form(method, bucket, federation)
+    downlink = downlink_form(method, federation, bucket)
     counts = {name: split.count for name, split in data.splits.items()}
     # The counts come first, since `program_flops` knows a program's first arguments.
     return jax.make_jaxpr(work)(counts, client, downlink, data, key, number)

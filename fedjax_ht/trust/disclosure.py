@@ -16,9 +16,9 @@ from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
+from fedjax_ht.core.message_forms import client_form, downlink_form
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
-from fedjax_ht.core.round import any_state
 from fedjax_ht.core.samples import PUBLIC as PUBLIC_SPLIT
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.statistics import norm_moments
@@ -218,11 +218,6 @@ def traced_round(
     two = jax.ShapeDtypeStruct((2,), jnp.int32)
     rule = usual_rule(bucket.input_shape)
 
-    def sent(key, number):
-        info = ClientInfo(number, np.int32(1), number)
-        ctx = Context(key=key, round=number, info=info, shared_key=key)
-        return method.broadcast(federation, bucket, method.init_server(federation, key), ctx)
-
     def work(state, samples, count, identity, public):
         client, last_round = state
         inputs, labels, indices = samples
@@ -241,9 +236,9 @@ def traced_round(
         data = data._replace(round=round, trainer=trainer)
         return received, *method.client_update(model, received, downlink, data, ctx)[:2]
 
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key, federation), key)
+    client = client_form(method, bucket, federation)
     target, dtype = bucket.task.target
     labels = jax.ShapeDtypeStruct((2, *target), dtype)
     samples = abstract(bucket.input_shape, 2), labels, two
-    public = jax.eval_shape(sent, key, number), key, number
+    public = downlink_form(method, federation, bucket), key, number
     return influences(work, (client, number), samples, number, (key, number), public)

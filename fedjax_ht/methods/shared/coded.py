@@ -23,9 +23,9 @@ from fedjax_ht.core.bucket import Bucket, traceable
 from fedjax_ht.core.codes import Code
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import no_training
-from fedjax_ht.core.message_forms import no_data, uplink_form
+from fedjax_ht.core.message_forms import client_form, no_data, uplink_form
 from fedjax_ht.core.method import Method, around
-from fedjax_ht.core.round import any_state, without_samples
+from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.trees import PyTree, zeros_of
 from fedjax_ht.core.wire import (
     Metadata,
@@ -386,8 +386,7 @@ def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) ->
       An upload; 0 where it sends nothing or where zeros make no number.
     """
     model = traceable(bucket)
-    form = jax.eval_shape(lambda: any_state(method, model, jax.random.key(0)))
-    client = zeros_of(form)
+    client = zeros_of(client_form(method, model))
     data = jax.tree.map(jnp.asarray, no_data(bucket))
     # Numbers of samples stay constants, so that loops over them leave the program.
     data = without_samples(data)
