@@ -220,7 +220,7 @@ class Watch:
     def __call__(self, row: Row) -> None:
         for line in (*self._not_finite(row), *self.divergence.notes(row)):
             # at the caller of `run`, behind the check of its arguments
-            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=8)
+            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=7)
         if self.progress_fn is not None:
             self.progress_fn(row)
 

@@ -37,24 +37,26 @@ class Ending(NamedTuple):
 
     def reason(self, history: History) -> Reason | None:
         """Returns why a run ends here, or None where it goes on."""
-        if silent(history, self.give_up):
+        if self.give_up and silent(history, self.give_up):
             return "silence"
-        return "patience" if _out_of_patience(history, self.patience) else None
+        if self.patience is not None and _out_of_patience(history, self.patience):
+            return "patience"
+        return None
 
 
 NEVER = Ending()
 
 
-def silent(history: History, rounds: int | None) -> bool:
+def silent(history: History, rounds: int) -> bool:
     """Returns True once nothing has arrived in so many rounds of a run in a row; one without
     participants is none."""
     arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
-    return bool(rounds) and len(arrived) >= rounds and not any(arrived[-rounds:])
+    return len(arrived) >= rounds and not any(arrived[-rounds:])
 
 
-def _out_of_patience(history: History, patience: int | None) -> bool:
+def _out_of_patience(history: History, patience: int) -> bool:
     rows = evaluated(history)
-    if patience is None or not rows:
+    if not rows:
         return False
     key = score_of(rows[-1])
     if f"val_{key}" in rows[-1]:
@@ -92,7 +94,10 @@ def run_each(
       Others as `history.run`.
     """
     # Traced before anything is compiled, so that a method's mistakes come first.
-    flops = [_flops_of_rounds(*run, rounds) for run in zip(simulations, states)]
+    flops = []
+    for simulation, state in zip(simulations, states):
+        is_over = state is not None and state.round >= rounds
+        flops.append(np.zeros(0) if is_over else simulation.client_flops())
     reached: list[SimulationState] = []
     for simulation, state in zip(simulations, states):
         reached.append(simulation.init() if state is None else state)
@@ -111,7 +116,12 @@ def run_each(
         }
         for i, of_run in columns.items():
             row = {"round": reached[i].round, "trial": numbers[i]} | of_run | seconds
-            _append(rows[i], row, progress_fn)
+            if "simulated_seconds" in row:  # the clock goes on from the last row
+                before = rows[i][-1].get("simulated_clock", 0.0)
+                row["simulated_clock"] = before + row["simulated_seconds"]
+            rows[i].append(row)
+            if progress_fn is not None:
+                progress_fn(row)
 
     start = time.perf_counter()
     add({i: evaluation(i) for i, history in enumerate(rows) if not history}, start, start)
@@ -133,14 +143,6 @@ def run_each(
     return reached, rows
 
 
-def _flops_of_rounds(simulation: Rounds, state: SimulationState | None, rounds: int) -> np.ndarray:
-    """Returns FLOPs of clients in a round, [num_clients]; [0] after the last round."""
-    done = 0 if state is None else state.round
-    if done >= rounds:
-        return np.zeros(0)
-    return simulation.client_flops()
-
-
 def _is_due(number: int, every: int, last: int) -> bool:
     """Returns whether round `number`, from 1, is the last one or one of every so many."""
     return number % every == 0 or number == last
@@ -157,13 +159,3 @@ def all_done(
     if len(done) > 1:
         return False
     return done.pop() >= rounds or all(ending.reason(history) for history in histories)
-
-
-def _append(history: list[Row], row: Row, progress_fn: Callable[[Row], None] | None) -> None:
-    """Adds a row to the history of its run, and tells of it."""
-    if "simulated_seconds" in row:  # the clock goes on from the last row
-        before = history[-1].get("simulated_clock", 0.0)
-        row["simulated_clock"] = before + row["simulated_seconds"]
-    history.append(row)
-    if progress_fn is not None:
-        progress_fn(row)

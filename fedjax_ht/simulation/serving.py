@@ -25,7 +25,7 @@ from fedjax_ht.core.trees import Array, PyTree, select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.trust.counts import without_miscounted
-from fedjax_ht.trust.outliers import screened
+from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 
 
 class Answers(NamedTuple):
@@ -148,11 +148,13 @@ def server_round(
         uploads with counts that their clients' samples do not allow.
       call: makes the call of the stage "server_update".
     """
-    step = server_step(method, federation)
+    step, num_clients = server_step(method, federation), federation.num_clients
 
     def run(server, received: dict[str, Received], *inputs):
-        counted, miscounted = without_miscounted(method, federation.num_clients, received)
-        accepted, far, refused = screened(method, federation.num_clients, counted, refuse_outliers)
+        counted, miscounted = without_miscounted(method, num_clients, received)
+        summarised = summaries(counted)
+        far = outlier_scores(method, num_clients, summarised)
+        accepted, refused = without_outliers(num_clients, counted, summarised, refuse_outliers)
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
         result = ServerResult(

@@ -5,7 +5,6 @@ Both are always on; `trust.defences` are options. Running variances count by the
 """
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.trees import join_trees
 from fedjax_ht.trust.geometry import (
     clip_to_round,
     largest,
@@ -26,6 +26,7 @@ from fedjax_ht.trust.vectors import Vectors, comparable, vectors_of, with_deviat
 
 FEWEST = 3  # uploads that have a median which no single one of them decides
 LEAST = 1e-3  # of a median: below it most uploads are updates at rest, and any other is large
+ABSENT = 2**31 - 1  # no client's id: a scatter drops what is out of bounds
 GIANT = 1e30  # beyond it sums of entries may overflow, and reciprocals need not be normal numbers
 MOST = 1e30  # the largest score
 
@@ -46,11 +47,11 @@ class SummarisedPart(NamedTuple):
     """Buckets whose uplinks can be compared.
 
     Attributes:
-      received: bucket name -> uplinks.
+      ids: int32 [P], the client of each row of the buckets; `ABSENT` where nothing arrived.
       kinds: a summary of each group of vectors, as `vectors.vectors_of` orders them.
     """
 
-    received: dict[str, Received]
+    ids: jax.Array
     kinds: list[Summary]
 
 
@@ -65,11 +66,10 @@ def summaries(received: dict[str, Received]) -> list[SummarisedPart]:
     """
     parts = []
     for part in comparable(with_deviations(received), nested=False):
-        clients = sum(len(r.arrived) for r in part.values())
-        summarise = functools.partial(_summarise_client, clients)
-        by_bucket = [each(summarise, r._replace(info=())) for r in part.values()]
-        kinds = jax.tree.map(lambda *xs: jnp.concatenate(xs), *by_bucket)
-        parts.append(SummarisedPart(part, kinds))
+        ids = [jnp.where(r.arrived, r.info.id, ABSENT) for r in part.values()]
+        summarise = functools.partial(_summarise_client, sum(map(len, ids)))
+        kinds = [each(summarise, r._replace(info=())) for r in part.values()]
+        parts.append(SummarisedPart(*join_trees(jnp.concatenate, list(zip(ids, kinds)))))
     return parts
 
 
@@ -78,20 +78,6 @@ def _summarise_client(clients: int, client: Received) -> list[Summary]:
     groups, _ = vectors_of({"": jax.tree.map(lambda x: x[None], client)})
     kinds = [Summary(largest(vectors), sampled(vectors, clients)) for vectors in groups]
     return jax.tree.map(lambda x: x[0], kinds)
-
-
-def screened(
-    method: Method, num_clients: int, received: dict[str, Received], times: float
-) -> tuple[dict[str, Received], jax.Array, jax.Array]:
-    """Scores a round's uploads and refuses outliers; arguments as of `without_outliers`.
-
-    Returns:
-      The uplinks, of which those refused have not arrived; `outlier_scores` of all; and bool
-      [num_clients], the clients whose uploads are refused.
-    """
-    summarised = summaries(received)
-    accepted, refused = without_outliers(num_clients, received, summarised, times)
-    return accepted, outlier_scores(method, num_clients, summarised), refused
 
 
 def outlier_scores(method: Method, num_clients: int, summarised: list[SummarisedPart]) -> jax.Array:
@@ -113,7 +99,9 @@ def outlier_scores(method: Method, num_clients: int, summarised: list[Summarised
     same_entries = method.wire.positions != "own"
     scores = jnp.zeros(num_clients)
     for kinds in zip(*(part.kinds for part in summarised)):
-        shrink = against_overflow([kind.peaks for kind in kinds])
+        # A power of two leaves ratios as they are.
+        highest = jnp.max(jnp.stack([jnp.max(kind.peaks) for kind in kinds]))
+        shrink = jnp.where(highest > GIANT, 2.0**-40, 1.0)
         samples, peaks, present = [], [], []
         for kind in kinds:
             samples.append(scaled(kind.sample, jnp.broadcast_to(shrink, kind.peaks.shape)))
@@ -122,9 +110,8 @@ def outlier_scores(method: Method, num_clients: int, summarised: list[Summarised
         clipped = clip_to_round(samples, jnp.inf, same_entries)
         peak_ratios, _ = relative_to_round(peaks, present)
         for part, (_, ratio), peak in zip(summarised, clipped, peak_ratios):
-            ids = _arrived_ids(part.received, num_clients)
             worst = jnp.max(jnp.maximum(ratio, peak), axis=1)
-            scores = scores.at[ids].max(worst, mode="drop")
+            scores = scores.at[part.ids].max(worst, mode="drop")
     return jnp.minimum(scores, MOST)
 
 
@@ -184,29 +171,9 @@ def size_ratios(num_clients: int, summarised: list[SummarisedPart]) -> jax.Array
             usual = round_median(jnp.concatenate(sizes), all_holds)
             certain = (all_holds.sum() >= FEWEST) & (usual >= LEAST)
             for part, size in zip(summarised, sizes):
-                ids = _arrived_ids(part.received, num_clients)
                 ratio = jnp.where(certain, size / jnp.maximum(usual, LEAST), 0.0)
-                ratios = ratios.at[ids].max(ratio, mode="drop")
+                ratios = ratios.at[part.ids].max(ratio, mode="drop")
     return ratios
-
-
-def _arrived_ids(part: dict[str, Received], absent: int) -> jax.Array:
-    """Returns the client of each row of the buckets' vectors, int32 [P].
-
-    A row that did not arrive gets `absent`, an index out of bounds, so that a scatter drops it.
-    """
-    return jnp.concatenate([jnp.where(r.arrived, r.info.id, absent) for r in part.values()])
-
-
-def against_overflow(peaks: Sequence[jax.Array]) -> jax.Array:
-    """Returns a factor for all vectors of one kind: 1, or 2^-40 where there is a giant.
-
-    Args:
-      peaks: float32 [P, V] of each part, the vectors' largest entries.
-    """
-    highest = jnp.max(jnp.stack(list(map(jnp.max, peaks))))
-    # A power of two leaves ratios as they are.
-    return jnp.where(highest > GIANT, 2.0**-40, 1.0)
 
 
 def sampled(vectors: Vectors, clients: int, numbers: int = 2**18) -> Vectors:

@@ -89,8 +89,10 @@ def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Re
     """
     kinds = set()
     for r in received.values():
-        structure, axes, shapes = _shapes(r.uplink)
-        kinds.add((structure, axes) if nested else (structure, shapes))
+        arrays = [leaf for leaf in leaves_of(r.uplink) if not isinstance(leaf, Metadata)]
+        shapes = tuple(tuple(values_of(leaf).shape[1:]) for leaf in arrays)
+        structure = jax.tree.structure(r.uplink, is_leaf=is_leaf)
+        kinds.add((structure, tuple(map(len, shapes)) if nested else shapes))
     if len(kinds) == 1:
         return [received]
     return [{name: r} for name, r in received.items()]
@@ -163,16 +165,6 @@ def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
         uplink = jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf)
         out[name] = r._replace(uplink=uplink)
     return out
-
-
-def _shapes(uplink: Any) -> tuple:
-    """Returns the structure of an uplink, and its leaves' numbers of axes and shapes."""
-    shapes = []
-    for leaf in leaves_of(uplink):
-        if not isinstance(leaf, Metadata):
-            shapes.append(tuple(values_of(leaf).shape[1:]))
-    structure = jax.tree.structure(uplink, is_leaf=is_leaf)
-    return structure, tuple(map(len, shapes)), tuple(shapes)
 
 
 def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:

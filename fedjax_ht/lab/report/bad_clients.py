@@ -22,7 +22,7 @@ def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
       runs: the entry's runs.
       rounds: number of rounds in a row that make a silence; None for no number.
     """
-    if not all(silent(history, rounds) for history in runs):
+    if not rounds or not all(silent(history, rounds) for history in runs):
         return None
     rows = merged(runs)
     last = max(values(reporting(rows, "arrived"), "round"), default=0)
