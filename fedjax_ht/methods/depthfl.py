@@ -42,7 +42,7 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, model_form
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import zeros
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.programs import influences
 from fedjax_ht.core.reductions import weighted_sum
@@ -52,6 +52,7 @@ from fedjax_ht.core.trees import PyTree, zeros_of
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.corrections import train_corrected
+from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.models.layers import Linear
 
 Path = tuple[str, ...]
@@ -285,15 +286,8 @@ def depthfl(
                 value = value + ramp_up(ctx.round, ramp) * sum(distances) / (len(scores) - 1)
             return Loss(jnp.asarray(value), stats)
 
-        result = train(
-            train_corrected(training, correction) if feddyn else training,
-            loss,
-            client["params"],
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
+        recipe = train_corrected(training, correction) if feddyn else training
+        _, result = train_client(recipe, loss, bucket, client, data, ctx.key)
         if feddyn:
             slope = jax.tree.map(lambda s, w, a: s - alpha * (w - a), slope, result.params, anchor)
         model = Model(result.params, result.stats)

@@ -30,13 +30,14 @@ import optax
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, logits
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.bucket import logits
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean, sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.supervised import batch_features, train_client
 
 Regulariser = Literal["mse_logits", "soft_cross_entropy"]
 
@@ -88,9 +89,7 @@ def fd(
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params, stats, batch: Batch, key) -> Loss:
-            representations, stats = features(
-                bucket, params, stats, batch.x, batch.mask, train=True, key=key
-            )
+            representations, stats = batch_features(bucket, params, stats, batch, key)
             outputs = logits(bucket, params, representations)
             value = cross_entropy(outputs, batch.y, batch.mask)
             value = value + weight * distance(
@@ -98,16 +97,7 @@ def fd(
             )
             return Loss(value, stats, rows=outputs)
 
-        result = train(
-            training,
-            loss,
-            client["params"],
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
-        client = {"params": result.params, "stats": result.stats}
+        client, result = train_client(training, loss, bucket, client, data, ctx.key)
         assert result.class_sums is not None  # since the loss returns rows
         return client, prototypes.prototype_uplink(result.class_sums), {"loss": result.loss}
 

@@ -55,10 +55,7 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         name="fedbn",
         training=training,
         needs=Needs(classes=False),
-        init_server=shared.init_server,
-        broadcast=shared.broadcast,
-        receive=shared.receive,
         client_update=client_update,
-        server_update=shared.server_update,
+        **shared._asdict(),
         wire=Wire(server_reads="sums"),
     )

@@ -42,13 +42,14 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, take_head
+from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.methods.shared.variants import Variant
 
 BASE_TEMPERATURE = 0.07  # of the released code
@@ -122,16 +123,8 @@ def fedclassavg(
             error = cross_entropy(logits(bucket, params, jax.nn.relu(first)), batch.y, batch.mask)
             return Loss(scale * contrast + error + mu / 2 * proximity(params["head"], start), stats)
 
-        result = train(
-            training,
-            loss,
-            client["params"],
-            client["stats"],
-            data,
-            key=key,
-            num_classes=bucket.num_classes,
-        )
-        return {"params": result.params, "stats": result.stats}, result.loss
+        client, result = train_client(training, loss, bucket, client, data, key)
+        return client, result.loss
 
     def receive(bucket, client, downlink, data, ctx):
         return select(ctx.info.last_round >= 0, take_head(client, downlink), client)

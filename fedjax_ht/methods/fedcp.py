@@ -24,7 +24,6 @@ Settled here:
   stay with each client, as in `fedavg`.
 """
 
-import dataclasses
 from typing import Annotated
 
 import jax
@@ -45,7 +44,7 @@ from fedjax_ht.methods.shared.architectures import (
     part_for,
 )
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.mutual import by_part
+from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.models.layers import uniform_fan_in
 from fedjax_ht.ops import safe_norm
 
@@ -113,8 +112,7 @@ def fedcp(
       lam: weight of the discrepancy between features and those of the extractor as received.
       weighting: weights of the means, the clients' numbers of training samples or equal.
     """
-    optimizers = {"model": training.optimizer, "policy": training.optimizer}
-    recipe = dataclasses.replace(training, optimizer=by_part(optimizers))
+    recipe = in_parts(training, dict.fromkeys(("model", "policy"), training.optimizer))
 
     def init_server(federation, key):
         parts = []

@@ -24,7 +24,6 @@ Settled here:
   stay with each client, as in `fedavg`.
 """
 
-import dataclasses
 from typing import Annotated, NamedTuple
 
 import jax
@@ -32,7 +31,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import NonNegative, Part, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, init_variables, logits, own_features
+from fedjax_ht.core.bucket import init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import PyTree, select
@@ -44,7 +43,8 @@ from fedjax_ht.methods.shared.averaging import (
     sent_samples,
     weighted_mean,
 )
-from fedjax_ht.methods.shared.mutual import by_part
+from fedjax_ht.methods.shared.mutual import in_parts
+from fedjax_ht.methods.shared.supervised import batch_features
 
 
 class Server(NamedTuple):
@@ -104,8 +104,7 @@ def feddbe(
       momentum: m, the share of a batch in the running mean.
       weighting: weights of the means, the clients' numbers of training samples or equal.
     """
-    optimizers = {"model": training.optimizer, "bias": training.optimizer}
-    recipe = dataclasses.replace(training, optimizer=by_part(optimizers))
+    recipe = in_parts(training, dict.fromkeys(("model", "bias"), training.optimizer))
 
     def init_server(federation, key):
         servers = []
@@ -128,9 +127,7 @@ def feddbe(
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model, running = params["model"], stats["running"]
-            rows, new = features(
-                bucket, model, stats["model"], batch.x, batch.mask, train=True, key=key
-            )
+            rows, new = batch_features(bucket, model, stats["model"], batch, key)
             running = (1 - momentum) * running + momentum * batch_mean(rows, batch.mask)
             gap = jnp.mean((running - jnp.where(later, target, 0)) ** 2) / 2
             scores = logits(bucket, model, rows + later * params["bias"])

@@ -19,29 +19,11 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked
 @documented_by(partial_training)
-def feddropout(
-    training: LocalTraining,
-    *,
-    weighting: Weighting = "uniform",
-    masked_loss: bool = False,
-    label_split: bool = True,
-    whole_head: bool = False,
-    per_layer: bool = False,
-) -> Method:
+def feddropout(training: LocalTraining, *, per_layer: bool = False, **options) -> Method:
     """Makes Federated Dropout; options as of `shared.partial_training.partial_training`."""
-    return partial_training(
-        "feddropout",
-        "random",
-        training,
-        weighting=weighting,
-        masked_loss=masked_loss,
-        label_split=label_split,
-        whole_head=whole_head,
-        per_layer=per_layer,
-    )
+    return partial_training("feddropout", "random", training, per_layer, **options)

@@ -47,17 +47,17 @@ from fedjax_ht.check.options import (
 )
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import require_equal_heads
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
-from fedjax_ht.methods.shared.supervised import count_labels
+from fedjax_ht.methods.shared.supervised import batch_features, count_labels, train_client
 from fedjax_ht.methods.shared.variants import Variant, settled
 from fedjax_ht.models.layers import Linear, Norm
 
@@ -302,9 +302,7 @@ def fedgen(
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model_key, label_key, *noise_keys = jax.random.split(key, 4)
-            representations, stats = features(
-                bucket, params, stats, batch.x, batch.mask, train=True, key=model_key
-            )
+            representations, stats = batch_features(bucket, params, stats, batch, model_key)
             outputs = logits(bucket, params, representations)
             value = cross_entropy(outputs, batch.y, batch.mask)
             counts = downlink.label_counts.value
@@ -319,17 +317,9 @@ def fedgen(
                 teaching += recipe.beta * kl_divergence(teacher, outputs, batch.mask)
             return Loss(value + strength * teaching, stats)
 
-        result = train(
-            training,
-            loss,
-            client["params"],
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
+        client, result = train_client(training, loss, bucket, client, data, ctx.key)
         uplink = Uplink(result.params["head"], Metadata(count_labels(data, bucket.num_classes)))
-        return {"params": result.params, "stats": result.stats}, uplink, {"loss": result.loss}
+        return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         uplink, _, arrived = gather_received(received)

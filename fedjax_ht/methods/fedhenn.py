@@ -29,10 +29,11 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import inputs_at
 from fedjax_ht.core.bucket import features, logits, own_features
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.wire import dense
 from fedjax_ht.methods.shared import public
+from fedjax_ht.methods.shared.supervised import batch_features, train_client
 
 
 def alignment(kernel: jax.Array, other: jax.Array) -> jax.Array:
@@ -76,23 +77,12 @@ def fedhenn(
         def loss(params, stats, batch, key):
             keys = jax.random.split(key)
             aligned, _ = features(bucket, params, stats, shown, everyone, train=True, key=keys[1])
-            rows, stats = features(
-                bucket, params, stats, batch.x, batch.mask, train=True, key=keys[0]
-            )
+            rows, stats = batch_features(bucket, params, stats, batch, keys[0])
             value = bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask)
             distance = 1 - alignment(aligned @ aligned.T, mean)
             return Loss(value + weight * distance, stats)
 
-        result = train(
-            training,
-            loss,
-            client["params"],
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
-        client = client | {"params": result.params, "stats": result.stats}
+        client, result = train_client(training, loss, bucket, client, data, ctx.key)
         rows = public.outputs_of(bucket, client, data, downlink.requested.value, own_features)
         return client, rows @ rows.T, {"loss": result.loss}
 

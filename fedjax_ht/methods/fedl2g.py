@@ -43,7 +43,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, shuffled, take_batch
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation, require_one_feature_width
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
@@ -51,6 +51,7 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean
 from fedjax_ht.methods.shared.corrections import learning_rate
 from fedjax_ht.methods.shared.prototypes import mean_by_class
+from fedjax_ht.methods.shared.supervised import train_client
 
 CLIP_NORM = 100.0  # of the released code, for clients and server
 Guide = Literal["logits", "features"]
@@ -233,11 +234,8 @@ def fedl2g(
             )
 
         def trained(client):
-            params, stats = client["params"], client["stats"]
-            result = train(
-                clipped, loss, params, stats, held, key=ctx.key, num_classes=bucket.num_classes
-            )
-            return client | {"params": result.params, "stats": result.stats}, result.loss
+            client, result = train_client(clipped, loss, bucket, client, held, ctx.key)
+            return client, result.loss
 
         def waiting(client):
             return client, jnp.float32(0)

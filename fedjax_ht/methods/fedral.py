@@ -38,9 +38,8 @@ Settled here (the paper leaves these open, and the code that it cites was not av
   fourth, 1.56 KB, is below the least possible 4 r.
 """
 
-import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -51,7 +50,7 @@ import optax
 from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, Within, checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
+from fedjax_ht.core.bucket import Bucket, init_variables, logits, own_features
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
@@ -60,6 +59,8 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, Pattern, dense
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
+from fedjax_ht.methods.shared.mutual import in_parts
+from fedjax_ht.methods.shared.supervised import batch_features
 from fedjax_ht.models.layers import uniform_fan_in
 
 ENTRY_BYTES = 4  # float32
@@ -176,12 +177,8 @@ def fedral(
       ('own', 'global')
     """
     if angle_lr is not None:
-        parts: dict[Hashable, optax.GradientTransformation] = {
-            "model": training.optimizer,
-            "angle": optax.sgd(angle_lr),
-        }
-        optimizer = optax.multi_transform(parts, {name: name for name in parts})
-        training = dataclasses.replace(training, optimizer=optimizer)
+        optimizers = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
+        training = in_parts(training, optimizers)
     rules = ("own", "global") if inference == "own" else ("global", "own")
 
     def mask_of(bucket: Bucket, info: ClientInfo) -> jax.Array:
@@ -211,10 +208,9 @@ def fedral(
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params: PyTree, stats, batch: Batch, key) -> Loss:
-            representations, stats = features(
-                bucket, params["model"], stats, batch.x, batch.mask, train=True, key=key
-            )
-            outputs = logits(bucket, params["model"], align(params["angle"], representations))
+            model = params["model"]
+            representations, stats = batch_features(bucket, model, stats, batch, key)
+            outputs = logits(bucket, model, align(params["angle"], representations))
             return Loss(bucket.task.loss(outputs, batch.y, batch.mask), stats)
 
         params = {"model": client["params"], "angle": dense(downlink)}

@@ -22,7 +22,6 @@ Settled here:
   each client, as in `fedavg`.
 """
 
-import dataclasses
 from typing import Annotated
 
 import jax
@@ -38,7 +37,7 @@ from fedjax_ht.core.trees import select
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.mutual import by_part
+from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.supervised import count_labels
 
 ABSENT = -1e9  # added to the logits of absent classes; finite for clients without any samples
@@ -63,8 +62,7 @@ def fedrod(
       gamma: power of a client's samples by class in the balanced softmax.
       weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
-    optimizers = {"model": training.optimizer, "own": training.optimizer}
-    recipe = dataclasses.replace(training, optimizer=by_part(optimizers))
+    recipe = in_parts(training, dict.fromkeys(("model", "own"), training.optimizer))
 
     def init_client(bucket, ctx):
         model = init_variables(bucket, ctx.key)

@@ -17,27 +17,11 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked
 @documented_by(partial_training)
-def fedrolex(
-    training: LocalTraining,
-    *,
-    weighting: Weighting = "uniform",
-    masked_loss: bool = False,
-    label_split: bool = True,
-    whole_head: bool = False,
-) -> Method:
+def fedrolex(training: LocalTraining, **options) -> Method:
     """Makes FedRolex; options as of `shared.partial_training.partial_training`."""
-    return partial_training(
-        "fedrolex",
-        "rolling",
-        training,
-        weighting=weighting,
-        masked_loss=masked_loss,
-        label_split=label_split,
-        whole_head=whole_head,
-    )
+    return partial_training("fedrolex", "rolling", training, **options)

@@ -35,7 +35,7 @@ from jax import lax
 
 from fedjax_ht.check.options import Part, Within, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, init_variables, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
@@ -51,6 +51,7 @@ from fedjax_ht.methods.shared.slicing import (
     scatter_mean,
     widest_first,
 )
+from fedjax_ht.methods.shared.supervised import batch_features
 from fedjax_ht.models.sliced import parameter_axes
 
 
@@ -164,9 +165,7 @@ def fjord(
 
             def run(params, stats, batch, key):
                 part = first_channels(params, axes, channels, rate)
-                rows, new = features(
-                    narrow, part, stats[name], batch.x, batch.mask, train=True, key=key
-                )
+                rows, new = batch_features(narrow, part, stats[name], batch, key)
                 return logits(narrow, part, rows), stats | {name: new}
 
             return run

@@ -25,7 +25,6 @@ Settled here:
 * Heads and batch statistics stay with each client, as in `fedper`.
 """
 
-import dataclasses
 from typing import Annotated
 
 import jax
@@ -47,7 +46,7 @@ from fedjax_ht.methods.shared.architectures import (
     part_for,
 )
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.mutual import by_part
+from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.prototypes import cosines_to
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.layers import uniform_fan_in
@@ -105,8 +104,7 @@ def gpfl(
       weighting: weights of the means, the clients' numbers of training samples or equal.
     """
     decayed = optax.chain(optax.add_decayed_weights(mu), training.optimizer)
-    optimizers = {"model": training.optimizer, "shared": decayed}
-    recipe = dataclasses.replace(training, optimizer=by_part(optimizers))
+    recipe = in_parts(training, {"model": training.optimizer, "shared": decayed})
 
     def init_server(federation, key):
         parts = []

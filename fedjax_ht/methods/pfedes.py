@@ -41,6 +41,7 @@ from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.small_part import average_part
+from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.models.layers import Conv
 
 CHANNELS = 8  # of the layer between
@@ -97,9 +98,8 @@ def pfedes(
             drawn, stats = error(bucket, params, stats, x, batch=batch, key=other_key)
             return Loss((1 - mu) * plain + mu * drawn, stats)
 
-        params, stats = client["params"], client["stats"]
-        result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
-        return client | {"params": result.params, "stats": result.stats}, result.loss
+        client, result = train_client(training, loss, bucket, client, data, key)
+        return client, result.loss
 
     def train_extractor(bucket, client, extractor, data, key):
         """Trains the extractor through the client's model."""

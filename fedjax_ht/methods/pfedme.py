@@ -29,13 +29,14 @@ from jax import lax
 
 from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked, traced
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, head_scores, logits
+from fedjax_ht.core.bucket import head_scores, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull
 from fedjax_ht.methods.shared.personal import begin_as_received
+from fedjax_ht.methods.shared.supervised import batch_features
 
 
 @checked
@@ -70,9 +71,7 @@ def pfedme(
             near = pull(lam, lax.stop_gradient(w))
 
             def of_task(theta, stats, key):
-                rows, stats = features(
-                    bucket, theta, stats, batch.x, batch.mask, train=True, key=key
-                )
+                rows, stats = batch_features(bucket, theta, stats, batch, key)
                 return bucket.task.loss(logits(bucket, theta, rows), batch.y, batch.mask), stats
 
             def step(number, carry):

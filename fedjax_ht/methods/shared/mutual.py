@@ -69,6 +69,13 @@ def by_part(
     return optax.GradientTransformation(init, update)
 
 
+def in_parts(
+    training: LocalTraining, optimizers: Mapping[str, optax.GradientTransformation]
+) -> LocalTraining:
+    """Returns the recipe with an optimizer for each part of what is trained, see `by_part`."""
+    return dataclasses.replace(training, optimizer=by_part(optimizers))
+
+
 def train_pair(
     training: LocalTraining,
     bucket: Bucket,
@@ -120,8 +127,7 @@ def train_pair(
     params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
     # A norm that an optimizer clips is then that of one model.
-    optimizer = by_part(dict.fromkeys(params, training.optimizer))
-    training = dataclasses.replace(training, optimizer=optimizer)
+    training = in_parts(training, dict.fromkeys(params, training.optimizer))
     result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
     client = client | {"params": params["own"], "stats": stats["own"]}

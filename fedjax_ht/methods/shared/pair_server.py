@@ -37,6 +37,7 @@ from fedjax_ht.core.server_training import compact, train_on_rows
 from fedjax_ht.core.trees import Array, HostArray, PyTree
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.mutual import by_part
 from fedjax_ht.methods.shared.prototypes import Uploads
 from fedjax_ht.methods.shared.units import SAMPLES, Ball, Weights, into
 from fedjax_ht.methods.shared.variants import Variant
@@ -196,8 +197,7 @@ def align(
     if released:
         each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
         trained, loss = trained | {"centroids": centroids}, of_batch
-        parts = {name: name for name in trained}
-        optimizer = optax.multi_transform(dict.fromkeys(parts, each), parts)
+        optimizer = by_part(dict.fromkeys(trained, each))
     # Indices of the uploads: of_all reads all of them at every step.
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
     before = diagnose(transform, params, sample_w, key=before_key, **setting)

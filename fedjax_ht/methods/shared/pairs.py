@@ -15,7 +15,6 @@ head:  the score is the head's logit, the loss the cross-entropy; prototypes are
 
 import dataclasses
 import functools
-from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
 import jax
@@ -35,6 +34,7 @@ from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
+from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
 
@@ -256,9 +256,7 @@ def clip_each(training: LocalTraining, clip_norm: float) -> LocalTraining:
     if not clip_norm:
         return training
     each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
-    parts: dict[Hashable, optax.GradientTransformation] = {"model": each, "projection": each}
-    optimizer = optax.multi_transform(parts, {name: name for name in parts})
-    return dataclasses.replace(training, optimizer=optimizer)
+    return in_parts(training, {"model": each, "projection": each})
 
 
 def train_on_pairs(

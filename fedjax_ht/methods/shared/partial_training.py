@@ -135,12 +135,12 @@ def partial_training(
     name: str,
     mode: Mode,
     training: LocalTraining,
+    per_layer: bool = False,
     *,
     weighting: Weighting = "uniform",
     masked_loss: bool = False,
     label_split: bool = True,
     whole_head: bool = False,
-    per_layer: bool = False,
 ) -> Method:
     """Makes a method of partial training.
 
@@ -151,14 +151,14 @@ def partial_training(
       name: the method's name.
       mode: the rule that cuts slices, see `slicing`.
       training: the recipe of local training.
+      per_layer: every layer's channels are drawn by themselves, in mode "random", as released; else
+        those that an identity shortcut adds to each other are drawn together.
       weighting: weights of the mean, equal or the clients' numbers of training samples.
       masked_loss: logits of classes that the client lacks are 0 in its loss, as HeteroFL and
         FedRolex have it by default.
       label_split: a client sends, and counts in, the head's rows of its own classes only.
       whole_head: clients send the rows of all classes, as a server needs that goes on to use their
         models; the mean still takes those of `label_split`.
-      per_layer: every layer's channels are drawn by themselves, in mode "random", as released; else
-        those that an identity shortcut adds to each other are drawn together.
     """
 
     def axes_of(federation, params):

@@ -5,7 +5,6 @@ A client's state is {"params", "stats", "shared": {"params", "stats"}}, the firs
 personal model, plus entries of the method.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -17,7 +16,7 @@ from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.mutual import by_part, take_shared
+from fedjax_ht.methods.shared.mutual import in_parts, take_shared
 
 # ({"own", "shared", "beside"}: what is trained) -> the personal model's parameters
 Personal = Callable[[PyTree], PyTree]
@@ -90,7 +89,7 @@ def train_both(
     copy = client["shared"]
     params = {"own": client["params"], "shared": copy["params"], "beside": beside}
     stats = {"own": client["stats"], "shared": copy["stats"]}
-    training = dataclasses.replace(training, optimizer=by_part(optimizers))
+    training = in_parts(training, optimizers)
     result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
     client = take_shared(client, params=params["shared"], stats=stats["shared"])

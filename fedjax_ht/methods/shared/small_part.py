@@ -7,7 +7,6 @@ under the mixer's name. Only the shared part's parameters are sent, both ways, a
 averages them by training samples.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,14 +15,15 @@ import optax
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, own_features
+from fedjax_ht.core.bucket import Bucket, init_variables, own_features
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.mutual import by_part, init_pair, take_shared
+from fedjax_ht.methods.shared.mutual import in_parts, init_pair, take_shared
+from fedjax_ht.methods.shared.supervised import batch_features
 
 
 class Rows(NamedTuple):
@@ -151,9 +151,7 @@ def train_mixed(
         params, shared_key = parts | trained, jax.random.fold_in(key, 1)
 
         def rows(part: Bucket, name: str, key: jax.Array):
-            return features(
-                part, params[name], stats[name], batch.x, batch.mask, train=True, key=key
-            )
+            return batch_features(part, params[name], stats[name], batch, key)
 
         private, private_stats = rows(bucket, "own", key)
         shared, shared_stats = rows(beside, "shared", shared_key)
@@ -161,12 +159,10 @@ def train_mixed(
         stats = {"own": private_stats, "shared": shared_stats}
         return Loss(loss(params, mixed, batch), stats)
 
-    for_each = dataclasses.replace(training, optimizer=by_part(optimizers))
     first = {name: parts[name] for name in optimizers}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    result = train(
-        for_each, batch_loss, first, stats, data, key=ctx.key, num_classes=bucket.num_classes
-    )
+    recipe, classes = in_parts(training, optimizers), bucket.num_classes
+    result = train(recipe, batch_loss, first, stats, data, key=ctx.key, num_classes=classes)
     params, stats = parts | result.params, result.stats
     client = take_shared(client, params=params["shared"], stats=stats["shared"])
     client |= {"params": params["own"], "stats": stats["own"], mixer.name: params[mixer.name]}

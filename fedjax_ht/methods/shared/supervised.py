@@ -1,7 +1,7 @@
 """Local training of a client's model by its task's loss, which most methods share."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 
@@ -30,6 +30,31 @@ def own_classes(data: Data, num_classes: int) -> jax.Array:
     return count_labels(data, num_classes) > 0
 
 
+def batch_features(
+    bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """Runs the feature extractor on a batch of its training, see `core.bucket.features`."""
+    return features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+
+
+def train_client(
+    training: LocalTraining,
+    loss: LossFn,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    key: jax.Array,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains a client's model by a method's own loss; arguments as of `local_training.train`.
+
+    Returns:
+      The client with new "params" and "stats", and the result of the training.
+    """
+    params, stats = client["params"], client["stats"]
+    result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
+    return client | {"params": result.params, "stats": result.stats}, result
+
+
 def train_model(
     training: LocalTraining,
     bucket: Bucket,
@@ -38,11 +63,7 @@ def train_model(
     ctx: Context,
     *,
     part: Literal["base", "head"] | None = None,
-    split: str = "train",
-    regulariser: Regulariser | None = None,
-    penalty: Callable[[PyTree], jax.Array] | None = None,
-    gather_features: bool = False,
-    classes: jax.Array | None = None,
+    **options: Any,
 ) -> tuple[PyTree, TrainingResult]:
     """Trains a client's model by cross-entropy, with optional terms of features and parameters.
 
@@ -55,12 +76,8 @@ def train_model(
       data, ctx: the client's data and its context, as for `client_update`. A second training in a
         round needs another key, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
       part: "base" to train the feature extractor alone, "head" for the head alone; None for both.
-      split: the samples to train on, a key of `data.splits`.
-      regulariser: (features float [B, K], batch) -> scalar added to the loss; None for none.
-      penalty: (the trained parameters) -> scalar added to the loss; None for none.
-      gather_features: True sums the features of the training by class.
-      classes: bool [num_classes]; the logits of other classes are 0 in the loss. None for all
-        classes.
+      **options: split, regulariser, penalty, gather_features and classes, see `train_where`; a
+        penalty gets the trained parameters.
 
     Returns:
       The client's new state, and the result of the training: the trained parameters, and class sums
@@ -79,11 +96,7 @@ def train_model(
         key=ctx.key,
         trained=params if part is None else params[part],
         put=put,
-        split=split,
-        regulariser=regulariser,
-        penalty=penalty,
-        gather_features=gather_features,
-        classes=classes,
+        **options,
     )
 
 
@@ -107,12 +120,16 @@ def train_where(
     The values are the parameters themselves, or a part of them, in `train_model`.
 
     Args:
-      training, bucket, client, data, split, regulariser, gather_features, classes: arguments as of
-        `train_model`.
+      training, bucket, client, data: arguments as of `train_model`.
       key: folds into shuffles and dropout.
       trained: the values; the optimiser has no state of others.
       put: (the values) -> all parameters {"base", "head"}.
-      penalty: (the values) -> scalar added to the loss; None adds nothing.
+      split: the samples to train on, a key of `data.splits`.
+      regulariser: (features float [B, K], batch) -> scalar added to the loss; None for none.
+      penalty: (the values) -> scalar added to the loss; None for none.
+      gather_features: True sums the features of the training by class.
+      classes: bool [num_classes]; the logits of other classes are 0 in the loss. None for all
+        classes.
 
     Returns:
       The client's new state, and the result of the training, whose parameters are the values.
@@ -120,7 +137,7 @@ def train_where(
 
     def loss(values, stats, batch: Batch, key) -> Loss:
         params = put(values)
-        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        rows, stats = batch_features(bucket, params, stats, batch, key)
         scores = logits(bucket, params, rows)
         if classes is not None:
             scores = jnp.where(classes, scores, 0)
