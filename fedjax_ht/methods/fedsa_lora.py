@@ -54,10 +54,10 @@ def fedsa_lora(training: LocalTraining) -> Method:
 
     def server_update(federation, server, received, ctx):
         new = []
-        for old, uploads in zip(server, adapters.joined(federation, received, adapters.with_held)):
-            uplink, held = uploads.uplink
-            weights = adapters.sample_weights(uploads._replace(uplink=uplink))
-            new.append(adapters.mean_by_rows(uplink.rows, weights, held, old))
+        joined = adapters.joined(federation, received, adapters.with_held)
+        for old, (uploads, held) in zip(server, joined):
+            weights = adapters.sample_weights(uploads)
+            new.append(adapters.mean_by_rows(uploads.uplink.rows, weights, held, old))
         return new, {}
 
     return Method(

@@ -123,11 +123,10 @@ def ffa_lora(training: LocalTraining) -> Method:
 
     def server_update(federation, server, received, ctx):
         models = []
-        for old, uploads in zip(server.models, adapters.joined(federation, received, prepare)):
-            uplink, held = uploads.uplink
-            uploads = uploads._replace(uplink=uplink)
+        joined = adapters.joined(federation, received, prepare)
+        for old, (uploads, held) in zip(server.models, joined):
             weights = adapters.sample_weights(uploads)
-            rows = adapters.mean_by_rows(uplink.rows, weights, held, old.rows)
+            rows = adapters.mean_by_rows(uploads.uplink.rows, weights, held, old.rows)
             models.append(Model(rows, adapters.mean_head(uploads, old.head)))
         return server._replace(models=models), {}
 

@@ -157,11 +157,10 @@ def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Me
 
     def server_update(federation, server, received, ctx):
         new = []
-        for old, uploads in zip(server, adapters.joined(federation, received, prepare)):
-            uplink, held = uploads.uplink
-            uploads = uploads._replace(uplink=uplink)
-            weights = adapters.sample_weights(uploads)
-            rows = mean_product(uplink.rows, weights, old.rows, held if by_rank else None)
+        joined = adapters.joined(federation, received, prepare)
+        for old, (uploads, held) in zip(server, joined):
+            weights, rows = adapters.sample_weights(uploads), uploads.uplink.rows
+            rows = mean_product(rows, weights, old.rows, held if by_rank else None)
             model = Model(rows, adapters.mean_head(uploads, old.head))
             new.append(select(weights.any(), model, old))
         return new, {}

@@ -104,19 +104,21 @@ def products_of(rows: Rows) -> PyTree:
     return jax.tree.map(product, rows, is_leaf=adapters.is_pair)
 
 
-def stacked(uploads: Received, places: np.ndarray, size: int) -> tuple[Rows, jax.Array]:
+def stacked(
+    uploads: Received, held: jax.Array, places: np.ndarray, size: int
+) -> tuple[Rows, jax.Array]:
     """Stacks a family's adapters, each A times the client's share of the samples.
 
     Args:
-      uploads: an (`AdapterUplink`, bool [r], the rows that the client holds) of each client.
+      uploads: an `AdapterUplink` of each client.
+      held: bool [P, r], the rows that each client holds.
       places: int [num_clients], the first place of each client.
       size: the number of places.
 
     Returns:
       The rows, float [size, ...], zeros where nobody sent any; and bool [size], where one did.
     """
-    uplink, held = uploads.uplink
-    weights = adapters.sample_weights(uploads._replace(uplink=uplink))
+    weights = adapters.sample_weights(uploads)
     shares = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
     first = jnp.asarray(places)[jnp.where(uploads.arrived, uploads.info.id, 0)]
     where = first[:, None] + jnp.arange(held.shape[1])
@@ -132,7 +134,7 @@ def stacked(uploads: Received, places: np.ndarray, size: int) -> tuple[Rows, jax
         a, b = pair[A], pair[B]
         return {A: put(a * shares.reshape(-1, *(1,) * (a.ndim - 1))), B: put(b)}
 
-    rows = jax.tree.map(put_pair, uplink.rows, is_leaf=adapters.is_pair)
+    rows = jax.tree.map(put_pair, uploads.uplink.rows, is_leaf=adapters.is_pair)
     return rows, jnp.zeros(size, bool).at[where].set(True, mode="drop")
 
 
@@ -219,14 +221,13 @@ def flora(training: LocalTraining) -> Method:
         stacks, heard, round = [], server.heard, ctx.round.astype(jnp.int32)
         joined = adapters.joined(federation, received, _prepare)
         families = adapters.families_of(federation)
-        for family, old, uploads in zip(families, server.stacks, joined):
-            rows, held = stacked(uploads, *_places(federation, family))
-            of_heads = uploads._replace(uplink=uploads.uplink[0])
+        for family, old, (uploads, held) in zip(families, server.stacks, joined):
+            rows, held = stacked(uploads, held, *_places(federation, family))
             new = Stack(
                 rows=rows,
                 held=held,
                 total=jax.tree.map(jnp.add, old.total, products_of(rows)),
-                head=adapters.mean_head(of_heads, old.head),
+                head=adapters.mean_head(uploads, old.head),
                 made=round,
                 before=old.made,
             )

@@ -56,18 +56,6 @@ class Server(NamedTuple):
     ranks: Any
 
 
-class Prepared(NamedTuple):
-    """An upload among those of its family.
-
-    Attributes:
-      upload: the upload, with rows of the family's largest rank.
-      norm: float32, the norm of its product.
-    """
-
-    upload: AdapterUplink
-    norm: jax.Array
-
-
 def sent_rows(rows: Rows, rank: jax.Array) -> Rows:
     """Masks adapters so that their first `rank` rows are sent."""
 
@@ -179,18 +167,16 @@ def hetlora(
         norm = adapters.product_norm(rows)
         rows = adapters.scaled(rows, extractor.scale**0.5)
         rows = adapters.padded(rows, adapters.largest_rank(family))
-        return Prepared(uplink._replace(rows=rows), norm)
+        return uplink._replace(rows=rows), norm
 
     def server_update(federation, server, received, ctx):
         models = []
         joined = adapters.joined(federation, received, prepare)
-        for old, uploads in zip(server.models, joined):
-            upload, norms = uploads.uplink
-            uploads = uploads._replace(uplink=upload)
+        for old, (uploads, norms) in zip(server.models, joined):
             weights = adapters.sample_weights(uploads)
             if weighting == "norms":
                 weights = jnp.where(weights > 0, norms, 0)
-            mean = weighted_mean(upload.rows, weights)
+            mean = weighted_mean(uploads.uplink.rows, weights)
             rows = select(weights.any(), mean, old.rows)
             models.append(Model(rows, adapters.mean_head(uploads, old.head)))
         ranks = _new_ranks(server.ranks, received) if prune else ()

@@ -210,15 +210,18 @@ def init_models(federation: Federation, key: jax.Array) -> list[Model]:
 def joined(
     federation: Federation,
     received: dict[str, Received],
-    prepare: Callable[[list[Bucket], Bucket, PyTree], PyTree],
-) -> list[Received]:
+    prepare: Callable[[list[Bucket], Bucket, PyTree], tuple[AdapterUplink, PyTree]],
+) -> list[tuple[Received, PyTree]]:
     """Joins the uplinks of each family, in the order of `gather_received`.
 
     Args:
       federation: the federation, whose buckets form the families.
       received: the uplinks.
-      prepare: (family, bucket, uplink of one of the bucket's clients) -> an uplink whose shapes are
-        those of all clients of the family.
+      prepare: (family, bucket, uplink of one of the bucket's clients) -> (an uplink whose shapes
+        are those of all clients of the family, what the server knows beside it).
+
+    Returns:
+      Of each family the uplinks, and what is known beside them, [P].
     """
     uploads = []
     for family in families_of(federation):
@@ -227,7 +230,9 @@ def joined(
             arrived = received[bucket.name]
             uplink = jax.vmap(functools.partial(prepare, family, bucket))(arrived.uplink)
             prepared[bucket.name] = arrived._replace(uplink=uplink)
-        uploads.append(gather_received(prepared))
+        gathered = gather_received(prepared)
+        uplink, beside = gathered.uplink
+        uploads.append((gathered._replace(uplink=uplink), beside))
     return uploads
 
 
