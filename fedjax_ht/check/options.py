@@ -142,7 +142,9 @@ def options_of(function: Callable) -> dict[str, inspect.Parameter]:
                         passed_on[key] = other
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             options[name] = parameter
-    return options | {key: other for key, other in passed_on.items() if key not in options}
+    for key, other in passed_on.items():
+        options.setdefault(key, other)
+    return options
 
 
 @functools.cache
@@ -476,11 +478,9 @@ def named_options(kind: type[T]) -> type[T]:
 def refuse_unknown(owner: str, kwargs: Mapping[str, Any], signature: inspect.Signature) -> None:
     """Raises a TypeError of one line where a keyword is none of a signature's."""
     parameters = signature.parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for name in kwargs:
-        if name not in parameters:
-            raise TypeError(unknown_option(owner, name, list(parameters)))
+    unknown = [name for name in kwargs if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise TypeError(unknown_option(owner, unknown[0], list(parameters)))
 
 
 def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:

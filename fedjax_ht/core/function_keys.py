@@ -164,8 +164,7 @@ def _parts(value: Any) -> Iterable | None:
         if isinstance(value, kind):
             return parts(value)
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if field.compare]
-        return [getattr(value, name) for name in names]
+        return [getattr(value, x.name) for x in dataclasses.fields(value) if x.compare]
     if _is_own(type(value).__module__) and hasattr(value, "__dict__"):
         return vars(value).items()
     return None

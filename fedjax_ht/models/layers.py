@@ -1,6 +1,7 @@
 """Layers with parameters laid out as flax's own, the papers' initialisations and this library's
 kernels."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -46,21 +47,15 @@ def uniform_fan_in(
       fan_in: number of inputs of one output.
     """
     bound = fan_in**-0.5
-
-    def draw(key, shape, dtype):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return _flat(draw)(key, shape, dtype)
+    # Flat, as `_flat` draws.
+    return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
 
 def _initialisers(
     initialisation: Initialisation, fan_in: int, fan_out: int
 ) -> tuple[Callable, Callable]:
     """Returns the initialisers of a kernel and of a bias."""
-
-    def torch(key, shape, dtype=jnp.float32):
-        return uniform_fan_in(key, shape, fan_in, dtype)
-
+    torch = functools.partial(uniform_fan_in, fan_in=fan_in)
     if initialisation == "torch":
         return torch, torch
     kernels = {

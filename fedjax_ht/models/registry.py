@@ -6,12 +6,12 @@ A user's own modules go to `make_federation` and need no entry here.
 import pkgutil
 from collections.abc import Callable, Iterable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
+from fedjax_ht.core.module_checks import check_module
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.models.groups import (
@@ -152,12 +152,7 @@ def _users_group(
             "name"
         )
     for key, module in modules.items():
-        is_split = hasattr(module, "features") and hasattr(module, "classify")
-        if not isinstance(module, nn.Module) or not is_split:
-            raise ValueError(
-                f"model group {name!r}: {key!r} is {type(module).__name__}; it must be a "
-                "SplitModel, or like one"
-            )
+        check_module(f"{name}: {key}", module)
     return modules
 
 

@@ -163,7 +163,7 @@ def compiled_round(program: Program) -> Round:
     if program.federation.public is not None:
         sizes = np.full(num_clients, public_bytes(program.federation.public, program.samples))
         additions.append(functools.partial(add_newcomers_bytes, "public_bytes", sizes))
-    if program.frozen:
+    if program.placed.frozen:
         sizes = _frozen_bytes(program)
         additions.append(functools.partial(add_newcomers_bytes, "frozen_bytes", sizes))
     return Round(
@@ -192,7 +192,7 @@ def _frozen_bytes(program: Program) -> np.ndarray:
     """Returns the bytes of the frozen weights of each client's model, int64 [num_clients]."""
     of_bucket = []
     for bucket in program.federation.buckets:
-        arrays, _ = program.frozen[bucket.name]
+        arrays, _ = program.placed.frozen[bucket.name]
         of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(arrays)))
     return np.array(of_bucket, np.int64)[np.array(program.federation.assignment)]
 
@@ -297,7 +297,7 @@ def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
     return RoundInputs(
         info=clients_info(program, state),
         round=spread(program.mesh, np.int32(state.round)),
-        server=spread(program.mesh, server)._replace(frozen=program.frozen),
+        server=spread(program.mesh, server)._replace(frozen=program.placed.frozen),
     )
 
 

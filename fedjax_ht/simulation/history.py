@@ -141,7 +141,15 @@ def run(
     check_start(state, history)
     if state is not None:
         state = copy_state(state)
-    watched = Watch(progress_fn, Divergence(simulation.num_classes, history))
+    divergence, named = Divergence(simulation.num_classes, history), set()
+
+    def watched(row: Row) -> None:
+        for line in (*not_finite(row, named), *divergence.notes(row)):
+            # at the caller of `run`, behind the check of its arguments
+            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=7)
+        if progress_fn is not None:
+            progress_fn(row)
+
     return run_rounds(
         simulation,
         rounds,
@@ -203,40 +211,19 @@ def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
         )
 
 
-class Watch:
-    """Passes on the rows of a run, and warns of clients and servers that are not finite, and of
-    training that diverges, each once.
-
-    Args:
-      progress_fn: takes every row, or None.
-      divergence: the watch for training that diverges; it has read the rows of an earlier course of
-        the run.
-    """
-
-    def __init__(self, progress_fn: Callable[[Row], None] | None, divergence: Divergence):
-        self.progress_fn, self.divergence = progress_fn, divergence
-        self.named: set[str] = set()
-
-    def __call__(self, row: Row) -> None:
-        for line in (*self._not_finite(row), *self.divergence.notes(row)):
-            # at the caller of `run`, behind the check of its arguments
-            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=7)
-        if self.progress_fn is not None:
-            self.progress_fn(row)
-
-    def _not_finite(self, row: Row) -> list[str]:
-        """Returns a line on the clients, and the server, whose results are first not finite."""
-        names = [f"client {i}" for i in row.get("not_finite", ())]
-        if not row.get("server_finite", True):
-            names.append("the server")
-        new = [name for name in names if name not in self.named]
-        if not new:
-            return []
-        self.named |= set(new)
-        listed = ", ".join(new[:SHOWN])
-        if len(new) > SHOWN:
-            listed += f" and {len(new) - SHOWN} more"
-        return [
-            f"the results of {listed} are not finite and were left out; "
-            "simulation.find_fault(state) says where a round first goes wrong"
-        ]
+def not_finite(row: Row, named: set[str]) -> list[str]:
+    """Returns a line on the clients, and the server, whose results are first not finite, and adds
+    them to those `named` before."""
+    new = [f"client {i}" for i in row.get("not_finite", ()) if f"client {i}" not in named]
+    if not row.get("server_finite", True) and "the server" not in named:
+        new.append("the server")
+    if not new:
+        return []
+    named |= set(new)
+    listed = ", ".join(new[:SHOWN])
+    if len(new) > SHOWN:
+        listed += f" and {len(new) - SHOWN} more"
+    return [
+        f"the results of {listed} are not finite and were left out; "
+        "simulation.find_fault(state) says where a round first goes wrong"
+    ]

@@ -137,7 +137,6 @@ class Program(NamedTuple):
       mesh: the devices.
       seed: the root seed, uint32 scalar, NumPy.
       settings: the method's values that vary, float32 scalars, NumPy; () where none varies.
-      frozen: `RunServer.frozen`, on all devices.
       samples: the data without the clients' splits, on all devices.
       placed: the arrays that another run of the same data may share.
       clients: bucket name -> its clients.
@@ -159,7 +158,6 @@ class Program(NamedTuple):
     mesh: Mesh
     seed: np.ndarray
     settings: PyTree
-    frozen: PyTree
     samples: Data
     placed: Placed
     clients: dict[str, Clients]
@@ -179,7 +177,7 @@ class Program(NamedTuple):
 
     def run_server(self, state: PyTree) -> RunServer:
         """Returns the server with this state, on the server's device."""
-        frozen = server_copy(self.frozen)
+        frozen = server_copy(self.placed.frozen)
         return RunServer(state, self.server.seed, self.server.settings, frozen)
 
 
@@ -242,7 +240,6 @@ def bind(
         mesh=mesh,
         seed=root_seed,
         settings=numbers,
-        frozen=arrays.frozen,
         samples=samples,
         placed=arrays,
         clients=clients,

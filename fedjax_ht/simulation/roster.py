@@ -20,7 +20,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.simulation.lanes import simulation_lanes
+from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # of a place where nobody stands
@@ -148,15 +148,17 @@ def make_rosters(
     """
     buckets = federation.buckets
     steps, costs = [], []
-    for bucket in buckets:
-        num_samples = counts[np.array(federation.members(bucket))]
-        of_bucket = num_steps(method.training_of(bucket.name), num_samples)
+    recipes = [method.training_of(bucket.name) for bucket in buckets]
+    for bucket, recipe in zip(buckets, recipes):
+        of_bucket = num_steps(recipe, counts[np.array(federation.members(bucket))])
         steps.append(of_bucket)
         # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
         costs.append(unit * of_bucket)
     participants = options.participants(federation.num_clients)
-    lanes = simulation_lanes(federation, counts, method, options)
+    lanes = choose_lanes(
+        options.lanes, buckets, steps, participants=participants, recipes=recipes, mesh=mesh
+    )
     rosters = {}
     for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         members = np.array(federation.members(bucket))
