@@ -299,33 +299,17 @@ def client_evaluation(
     return run
 
 
-def bucket_evaluation(
-    method: Method,
-    federation: Federation,
-    bucket: Bucket,
-    channel: Channel,
-    batch_size: int,
-    keeps: bool = True,
-    *,
-    auc: bool = False,
-) -> Callable:
+def bucket_evaluation(evaluate: Callable) -> Callable:
     """Makes the evaluation of a bucket's clients on one device.
 
     Args:
-      method, federation, bucket, channel: the parts that the function binds, as for
-        `round.bucket_round`.
-      batch_size: samples a call.
-      keeps: True if clients keep a state between rounds; else the states are (), see
-        `make_scored_state`.
-      auc: True computes the AUC, too.
+      evaluate: the evaluation of one client, see `client_evaluation`; of clients that keep nothing
+        between rounds the states are ().
 
     Returns:
       (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> {split:
       Scores [P]}. The states stay as they are.
     """
-    evaluate = client_evaluation(
-        method, federation, bucket, channel=channel, batch_size=batch_size, keeps=keeps, auc=auc
-    )
 
     def run(
         states,

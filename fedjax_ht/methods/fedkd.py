@@ -67,6 +67,7 @@ from fedjax_ht.core.task import Task
 from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import masked_mean
+from fedjax_ht.methods.shared.averaging import set_rows
 from fedjax_ht.methods.shared.mutual import (
     Outputs,
     init_pair,
@@ -362,9 +363,7 @@ def fedkd(
         zero = jax.tree.map(jnp.zeros_like, server.params)
         mean, taught = mean_of_copies(jax.vmap(unpack)(received.uplink), received, zero)
         step = pack(mean, ctx.round)
-        # Ids past the last client are dropped by the scatter: absent rows mark no client.
-        ids = jnp.where(received.arrived, received.info.id, federation.num_clients)
-        answered = jnp.zeros_like(server.answered).at[ids].set(True, mode="drop")
+        answered = set_rows(jnp.zeros_like(server.answered), received, True)
         new = Server(
             params=add_trees(reference(server.params), unpack(step)),
             step=step,

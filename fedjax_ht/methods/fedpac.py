@@ -53,7 +53,7 @@ from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
 from fedjax_ht.methods.shared.supervised import train_model
 
 Variant = Literal["paper", "pfllib"]
@@ -175,9 +175,7 @@ def serve(old: Server, uploads: Received, variant: Variant) -> Server:
     def mixed(stacked, rows):
         rows = jnp.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
         new = jnp.tensordot(shares, rows, 1)
-        # Rows of clients that do not count go to an index past the end, and are dropped.
-        places = jnp.where(valid, uploads.info.id, len(stacked))
-        return stacked.at[places].set(new, mode="drop")
+        return set_rows(stacked, uploads, new, valid)
 
     heads = jax.tree.map(mixed, old.heads, uplink.params["head"])
     sent = present.any(0)

@@ -60,6 +60,7 @@ from fedjax_ht.core.method import Method, View, Wire, init_model
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array
 from fedjax_ht.core.wire import Masked
+from fedjax_ht.methods.shared.averaging import set_rows
 from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
@@ -234,21 +235,21 @@ def fedssa(
         return client | {"rounds": client["rounds"] + 1}, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        uplink, info, arrived = gather_received(received)
+        joined = gather_received(received)
+        uplink = joined.uplink
         if hide_classes:
             values, sent = uplink, (uplink != 0).any(-1)
         else:
             values, sent = uplink.values, uplink.mask
         # [P, C, K + 1], [P, C]
-        values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]
-        # Ids past the last client are dropped by the scatter: a client that is absent, or has no
-        # samples and so no rows, keeps what it uploaded before.
-        heard = jnp.where(present.any(1), info.id, federation.num_clients)
+        values, present = jnp.where(sent[..., None], values, 0), sent & joined.arrived[:, None]
+        # A client that is absent, or has no samples and so no rows, keeps what it uploaded before.
+        heard = present.any(1)
         held, newest = (), ()
         if owners != "summed":
-            held = server.held.at[heard].set(present, mode="drop")
+            held = set_rows(server.held, joined, present, heard)
             if owners == "stored":
-                newest = server.newest.at[heard].set(values, mode="drop")
+                newest = set_rows(server.newest, joined, values, heard)
                 values, present = newest, held
         owned = present.any(0)
         rows = jnp.where(owned[:, None], mean_by_class(values, present), server.rows)

@@ -39,7 +39,7 @@ from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Rows
-from fedjax_ht.methods.shared.averaging import sent_samples
+from fedjax_ht.methods.shared.averaging import sent_samples, set_rows
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
@@ -233,9 +233,7 @@ def flora(training: LocalTraining) -> Method:
             )
             stacks.append(select(held.any(), new, old))
         for uploads in received.values():
-            # Clients that did not arrive have no place in the array.
-            ids = jnp.where(uploads.arrived, uploads.info.id, len(heard))
-            heard = heard.at[ids].set(round, mode="drop")
+            heard = set_rows(heard, uploads, round)
         return Server(stacks, heard), {}
 
     return Method(

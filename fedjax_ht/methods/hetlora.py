@@ -32,7 +32,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.check.options import Count, NonNegative, Part, SearchRange, checked
-from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
@@ -40,7 +39,7 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
-from fedjax_ht.methods.shared.averaging import sent_samples, weighted_mean
+from fedjax_ht.methods.shared.averaging import sent_samples, set_rows, weighted_mean
 from fedjax_ht.methods.shared.supervised import train_model, train_where
 
 
@@ -179,7 +178,9 @@ def hetlora(
             mean = weighted_mean(uploads.uplink.rows, weights)
             rows = select(weights.any(), mean, old.rows)
             models.append(Model(rows, adapters.mean_head(uploads, old.head)))
-        ranks = _new_ranks(server.ranks, received) if prune else ()
+        ranks = server.ranks
+        for uploads in received.values() if prune else ():
+            ranks = set_rows(ranks, uploads, rank_of(uploads.uplink.rows))
         return Server(models, ranks), {}
 
     return Method(
@@ -199,12 +200,3 @@ def _first_ranks(federation: Federation) -> np.ndarray:
     """Returns the rank of each client's architecture, int32 [num_clients]."""
     ranks = [adapters.adapted(bucket).rank for bucket in federation.buckets]
     return np.array(ranks, np.int32)[np.array(federation.assignment)]
-
-
-def _new_ranks(ranks: jax.Array, received: dict[str, Received]) -> jax.Array:
-    """Puts the ranks of the uploads that arrived in place."""
-    for arrived in received.values():
-        # Padding and absent clients have no place in the array, and what they sent is dropped.
-        places = jnp.where(arrived.arrived, arrived.info.id, len(ranks))
-        ranks = ranks.at[places].set(rank_of(arrived.uplink.rows), mode="drop")
-    return ranks

@@ -34,7 +34,7 @@ from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import Array, select
 from fedjax_ht.losses import kl_divergence
 from fedjax_ht.methods.shared import public
-from fedjax_ht.methods.shared.averaging import client_weights
+from fedjax_ht.methods.shared.averaging import client_weights, set_rows
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -136,10 +136,8 @@ def ktpfl(
     def server_update(federation, server, received, ctx):
         joined, clients = gather_received(received), federation.num_clients
         counts = client_weights(joined) > 0
-        # Rows of nobody are put behind the last client, and dropped.
-        places = jnp.where(counts, joined.info.id, clients)
-        present = jnp.zeros(clients, bool).at[places].set(True, mode="drop")
-        scores = jnp.zeros_like(server.targets).at[places].set(joined.uplink, mode="drop")
+        present = set_rows(jnp.zeros(clients, bool), joined, True, counts)
+        scores = set_rows(jnp.zeros_like(server.targets), joined, joined.uplink, counts)
         loss, gradient = jax.value_and_grad(knowledge_loss)(
             server.coefficients, scores, present, temperature=temperature, rho=rho
         )

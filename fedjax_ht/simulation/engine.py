@@ -318,8 +318,8 @@ def scoring(
     """Returns `Engine.score`; `keeps` is that of each bucket."""
     runs = {}
     for bucket, keep in zip(federation.buckets, keeps):
-        bound = method, federation, bucket, channel
-        runs[bucket.name] = bucket_evaluation(*bound, size, keep, auc=auc)
+        score = client_evaluation(method, federation, bucket, channel, size, keep, auc=auc)
+        runs[bucket.name] = bucket_evaluation(score)
     return buckets_on_mesh(runs, mesh, donate=False)
 
 

@@ -1,6 +1,6 @@
 """Means over clients: how much each client weighs, and the mean itself."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,3 +80,20 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     """
     tiny = jnp.finfo(jnp.float32).tiny
     return weighted_sum(stacked, weights / jnp.maximum(jnp.sum(weights), tiny))
+
+
+def set_rows(
+    table: jax.Array, received: Received, rows: Any, counted: jax.Array | None = None
+) -> jax.Array:
+    """Writes clients' rows into a table with a row for each client of the federation.
+
+    Args:
+      table: [num_clients, ...].
+      received: the clients' uplinks.
+      rows: the new rows, [P, ...], or one value for all.
+      counted: bool [P], the clients whose rows are written; None for all that arrived.
+    """
+    written = received.arrived if counted is None else counted
+    # An id past the last client is dropped by the scatter.
+    places = jnp.where(written, received.info.id, len(table))
+    return table.at[places].set(rows, mode="drop")

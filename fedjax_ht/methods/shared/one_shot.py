@@ -33,6 +33,7 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, is_masked
+from fedjax_ht.methods.shared.averaging import set_rows
 from fedjax_ht.methods.shared.heads import take_head
 
 ABSENT = -1e9
@@ -213,8 +214,7 @@ def one_shot(
         for bucket, sums in zip(buckets, server.moments):
             uploads = received[bucket.name]
             moments.append(add_trees(sums, _sum_sent(uploads)))
-            ids = jnp.where(uploads.arrived, uploads.info.id, federation.num_clients)
-            heard = heard.at[ids].set(True, mode="drop")
+            heard = set_rows(heard, uploads, True)
         all_counts = sum(sums.counts for sums in moments) if counted else ()
         models = []
         for bucket, sums, model in zip(buckets, moments, server.models):
