@@ -36,11 +36,7 @@ from fedjax_ht.core.bucket import head_scores, own_features
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    send_model,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -124,12 +120,12 @@ def apfl(
         name="apfl",
         training=training,
         needs=Needs(classes=False),
-        init_server=init_parts,
+        init_server=architectures.init_parts,
         init_client=init_client,
-        broadcast=send_model,
+        broadcast=architectures.send_model,
         receive=receive_both,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         predict=predict,
         wire=Wire(server_reads="sums"),
         view=View(features=mixed_features),

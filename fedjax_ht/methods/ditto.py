@@ -23,11 +23,7 @@ from typing import Annotated
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    send_model,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import corrected, pull
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -66,11 +62,11 @@ def ditto(
         name="ditto",
         training=training,
         needs=Needs(classes=False),
-        init_server=init_parts,
+        init_server=architectures.init_parts,
         init_client=init_both,
-        broadcast=send_model,
+        broadcast=architectures.send_model,
         receive=receive_both,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         wire=Wire(server_reads="sums"),
     )

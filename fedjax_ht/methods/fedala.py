@@ -37,11 +37,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    send_model,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.supervised import train_model
@@ -133,11 +129,11 @@ def fedala(
         name="fedala",
         training=training,
         needs=Needs(classes=False),
-        init_server=init_parts,
+        init_server=architectures.init_parts,
         init_client=init_client,
-        broadcast=send_model,
+        broadcast=architectures.send_model,
         receive=receive,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         wire=Wire(server_reads="sums"),
     )

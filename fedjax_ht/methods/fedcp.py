@@ -37,12 +37,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import mmd_loss
-from fedjax_ht.methods.shared.architectures import (
-    groups_of,
-    init_parts,
-    mean_parts,
-    part_for,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.models.layers import uniform_fan_in
@@ -116,8 +111,8 @@ def fedcp(
 
     def init_server(federation, key):
         parts = []
-        groups = groups_of(federation)
-        for i, params in enumerate(init_parts(federation, key)):
+        groups = architectures.groups_of(federation)
+        for i, params in enumerate(architectures.init_parts(federation, key)):
             policy_key = jax.random.fold_in(jax.random.fold_in(key, i), 1)
             parts.append(params | {"policy": init_policy(policy_key, groups[i][0].feature_dim)})
         return parts
@@ -130,7 +125,7 @@ def fedcp(
         }
 
     def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server)
+        return architectures.part_for(federation, bucket, server)
 
     def receive(bucket, client, downlink, data, ctx):
         first, own = ctx.info.last_round < 0, client["params"]["head"]
@@ -163,7 +158,7 @@ def fedcp(
         return client, ModelUplink(sent, sent_samples(ctx, weighting)), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received), {}
+        return architectures.mean_parts(federation, server, received), {}
 
     def predict(bucket, client, downlink, x, mask):
         rows = own_features(bucket, client, x, mask)

@@ -33,14 +33,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import (
-    apart_from_mean,
-    init_parts,
-    joined,
-    part_for,
-    receive_model,
-    sizes_of,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.corrections import train_corrected
 from fedjax_ht.methods.shared.supervised import train_model
@@ -61,7 +54,9 @@ class Server(NamedTuple):
 def mean_of_slopes(federation, server, clients):
     """Subtracts the mean of the clients' slopes from the server's drift; a `View.invariant`."""
     drifts = [group.drift for group in server]
-    return apart_from_mean(federation, drifts, clients, kept=lambda state: state["slope"])
+    return architectures.apart_from_mean(
+        federation, drifts, clients, kept=lambda state: state["slope"]
+    )
 
 
 @checked
@@ -76,7 +71,7 @@ def feddyn(
     """
 
     def init_server(federation, key):
-        models = init_parts(federation, key)
+        models = architectures.init_parts(federation, key)
         return [Server(model, jax.tree.map(jnp.zeros_like, model)) for model in models]
 
     def init_client(bucket, ctx):
@@ -84,7 +79,7 @@ def feddyn(
         return client | {"slope": jax.tree.map(jnp.zeros_like, client["params"])}
 
     def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server).params
+        return architectures.part_for(federation, bucket, server).params
 
     def client_update(bucket, client, downlink, data, ctx):
         slope = client["slope"]
@@ -101,8 +96,8 @@ def feddyn(
 
     def server_update(federation, server, received, ctx):
         new = []
-        sizes = sizes_of(federation)
-        for uploads, old, size in zip(joined(federation, received), server, sizes):
+        sizes = architectures.sizes_of(federation)
+        for uploads, old, size in zip(architectures.joined(federation, received), server, sizes):
             weights = client_weights(uploads)
             total = weighted_sum(uploads.uplink, weights / size)
             share = jnp.sum(weights) / size
@@ -123,7 +118,7 @@ def feddyn(
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
-        receive=receive_model,
+        receive=architectures.receive_model,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),

@@ -19,13 +19,8 @@ Settled here:
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.adapters import require_adapters
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    receive_model,
-    send_model,
-)
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -49,10 +44,10 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         training=training,
         needs=Needs(classes=False),
         check=require_adapters("fedit"),
-        init_server=init_parts,
-        broadcast=send_model,
-        receive=receive_model,
+        init_server=architectures.init_parts,
+        broadcast=architectures.send_model,
+        receive=architectures.receive_model,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         wire=Wire(server_reads="sums"),
     )

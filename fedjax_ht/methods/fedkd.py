@@ -67,14 +67,8 @@ from fedjax_ht.core.task import Task
 from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import masked_mean
+from fedjax_ht.methods.shared import mutual
 from fedjax_ht.methods.shared.averaging import set_rows
-from fedjax_ht.methods.shared.mutual import (
-    Outputs,
-    init_pair,
-    mean_of_copies,
-    take_shared,
-    train_pair,
-)
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -258,8 +252,8 @@ class Downlink(NamedTuple):
 def losses(
     task: Task,
     scale_by_classes: bool,
-    private: Outputs,
-    shared: Outputs,
+    private: mutual.Outputs,
+    shared: mutual.Outputs,
     batch: Batch,
     projection: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -327,7 +321,7 @@ def fedkd(
         width = bucket.shared.feature_dim
         key = jax.random.fold_in(ctx.key, 2)
         projection = uniform_fan_in(key, (width, bucket.feature_dim), width)
-        return init_pair(bucket, ctx) | {"projection": projection}
+        return mutual.init_pair(bucket, ctx) | {"projection": projection}
 
     def broadcast(federation, bucket, server, ctx):
         known = server.answered[ctx.info.id] & (ctx.info.last_round == server.made)
@@ -339,12 +333,12 @@ def fedkd(
         # The client's copy becomes g itself: the next update changes it.
         last = client["shared"]["params"]
         base = select(downlink.absolute.value, jax.tree.map(jnp.zeros_like, last), reference(last))
-        return take_shared(client, params=add_trees(base, unpack(downlink.message)))
+        return mutual.take_shared(client, params=add_trees(base, unpack(downlink.message)))
 
     def client_update(bucket, client, downlink, data, ctx):
         last = client["shared"]["params"]
         pair_losses = functools.partial(losses, bucket.task, released)
-        trained, projection, result = train_pair(
+        trained, projection, result = mutual.train_pair(
             training,
             bucket,
             client,
@@ -355,13 +349,13 @@ def fedkd(
             joint=released,
         )
         change = jax.tree.map(jnp.subtract, trained["shared"]["params"], reference(last))
-        client = take_shared(trained, params=last) | {"projection": projection}
+        client = mutual.take_shared(trained, params=last) | {"projection": projection}
         return client, pack(change, ctx.round), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         received = gather_received(received)
         zero = jax.tree.map(jnp.zeros_like, server.params)
-        mean, taught = mean_of_copies(jax.vmap(unpack)(received.uplink), received, zero)
+        mean, taught = mutual.mean_of_copies(jax.vmap(unpack)(received.uplink), received, zero)
         step = pack(mean, ctx.round)
         answered = set_rows(jnp.zeros_like(server.answered), received, True)
         new = Server(

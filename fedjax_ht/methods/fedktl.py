@@ -64,29 +64,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Pretrained, View
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses.features import BANDWIDTHS
-from fedjax_ht.methods.shared import prototypes
-from fedjax_ht.methods.shared.pair_server import (
-    Alignment,
-    PairServer,
-    Source,
-    Widths,
-    init_pairs,
-    pair_update,
-    warn,
-)
-from fedjax_ht.methods.shared.pairs import (
-    Classifier,
-    Pairs,
-    PairTraining,
-    Transfer,
-    bucket_of,
-    check_dimensions,
-    clip_each,
-    dimensions,
-    represent,
-    scores,
-    train_on_pairs,
-)
+from fedjax_ht.methods.shared import pair_server, pairs, prototypes
 from fedjax_ht.methods.shared.units import Latents, in_units
 from fedjax_ht.methods.shared.variants import Variant, settled
 from fedjax_ht.models.generator import Generator
@@ -127,7 +105,7 @@ def fedktl(
     server_epochs: Count = 100,
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 100,
-    bandwidths: Median | Widths | None = None,
+    bandwidths: Median | pair_server.Widths | None = None,
     bounded: bool | None = None,
     scale: Positive = 64.0,
     margin: Annotated[float, Within(0, math.pi)] = 0.5,
@@ -135,8 +113,8 @@ def fedktl(
     all_pairs: bool = False,
     antialias: bool | None = None,
     classifier: Literal["etf", "head"] = "etf",
-    transfer: Transfer = "pairs",
-    source: Source = "prototypes",
+    transfer: pairs.Transfer = "pairs",
+    source: pair_server.Source = "prototypes",
 ) -> Method:
     """Makes FedKTL, whose algorithm the module's docstring gives.
 
@@ -197,15 +175,15 @@ def fedktl(
     open_options = {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}
     form = Form(**settled(variant, open_options, FORMS))
     released = variant == "released"
-    angles = Classifier(etf=classifier == "etf", dim=dim, scale=scale, margin=margin)
-    regression = PairTraining(
+    angles = pairs.Classifier(etf=classifier == "etf", dim=dim, scale=scale, margin=margin)
+    regression = pairs.PairTraining(
         mu=mu,
         transfer=transfer,
         all_pairs=all_pairs,
         in_passes=released,
         latent_dim=generator.latent_dim,
     )
-    alignment = Alignment(
+    alignment = pair_server.Alignment(
         epochs=server_epochs,
         batch_size=server_batch_size,
         learning_rate=server_lr,
@@ -214,20 +192,20 @@ def fedktl(
         bandwidths="median" if tuple(form.bandwidths) == ("median",) else form.bandwidths,
         variant=variant,
     )
-    setup = PairServer(
+    setup = pair_server.PairServer(
         generator=generator,
         alignment=alignment,
         source=source,
         bounded=form.bounded,
         antialias=form.antialias,
     )
-    update = pair_update(setup)
-    training = clip_each(training, clip_norm)
+    update = pair_server.pair_update(setup)
+    training = pairs.clip_each(training, clip_norm)
 
     def check(federation) -> None:
         for bucket in federation.buckets:
             image_shape(bucket.input_shape, "FedKTL")
-        check_dimensions(angles, federation)
+        pairs.check_dimensions(angles, federation)
         classes = federation.num_classes
         if source == "labels" and (generator.conditional is None or generator.num_labels < classes):
             raise ValueError(
@@ -236,18 +214,18 @@ def fedktl(
             )
 
     def init_client(bucket, ctx):
-        return init_variables(bucket_of(angles, bucket), ctx.key)
+        return init_variables(pairs.bucket_of(angles, bucket), ctx.key)
 
     def init_server(federation, key):
-        return init_pairs(setup, federation, dimensions(angles, federation), key)
+        return pair_server.init_pairs(setup, federation, pairs.dimensions(angles, federation), key)
 
     def broadcast(federation, bucket, server, ctx):
         vectors = Masked(server.centroids, server.available) if transfer == "pairs" else ()
-        return Pairs(Masked(2 * server.images - 1, server.available), vectors)
+        return pairs.Pairs(Masked(2 * server.images - 1, server.available), vectors)
 
     def client_update(bucket, client, downlink, data, ctx):
-        bucket = bucket_of(angles, bucket)
-        client, result = train_on_pairs(
+        bucket = pairs.bucket_of(angles, bucket)
+        client, result = pairs.train_on_pairs(
             training,
             regression,
             angles,
@@ -274,7 +252,7 @@ def fedktl(
         return prototypes.Uplink(Masked(means, sums.counts > 0), ())
 
     def outputs_of(bucket, client, x, mask):
-        return represent(
+        return pairs.represent(
             angles, bucket, client["params"], stats=client["stats"], x=x, mask=mask
         ).outputs
 
@@ -282,12 +260,14 @@ def fedktl(
         return update(server, received, ctx)
 
     def compared(bucket, client, x, mask):
-        return outputs_of(bucket_of(angles, bucket), client, x, mask)
+        return outputs_of(pairs.bucket_of(angles, bucket), client, x, mask)
 
     def predict(bucket, client, downlink, x, mask):
-        bucket, params = bucket_of(angles, bucket), client["params"]
-        representation = represent(angles, bucket, params, stats=client["stats"], x=x, mask=mask)
-        return {classifier: scores(angles, bucket, params, representation)}
+        bucket, params = pairs.bucket_of(angles, bucket), client["params"]
+        representation = pairs.represent(
+            angles, bucket, params, stats=client["stats"], x=x, mask=mask
+        )
+        return {classifier: pairs.scores(angles, bucket, params, representation)}
 
     def pictures(federation, server):
         return {"sent to the clients": server.images}
@@ -306,7 +286,7 @@ def fedktl(
         view=View(
             features=compared,
             pictures=pictures,
-            warn=functools.partial(warn, bounded=form.bounded),
+            warn=functools.partial(pair_server.warn, bounded=form.bounded),
         ),
         needs=Needs(
             pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host)

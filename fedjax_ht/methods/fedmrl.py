@@ -43,15 +43,9 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.methods.shared import small_part
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import init_pair, receive_shared
-from fedjax_ht.methods.shared.small_part import (
-    Mixer,
-    Rows,
-    average_part,
-    mixed_features,
-    train_mixed,
-)
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
 
@@ -97,7 +91,7 @@ def init_client(bucket: Bucket, ctx: Context) -> PyTree:
     return init_pair(bucket, ctx) | {"projection": projection}
 
 
-def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> Array:
+def mix(bucket: Bucket, params: PyTree, rows: small_part.Rows, x: PyTree) -> Array:
     """Projects the features of both models: float [B, d] and [B, K] -> m, float [B, K]; a
     `Mixer.mix`."""
     both = jnp.concatenate([rows.shared, rows.private], axis=1)
@@ -105,7 +99,7 @@ def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> Array:
     return mixed
 
 
-MIXER = Mixer("projection", mix)
+MIXER = small_part.Mixer("projection", mix)
 
 
 def nested_logits(
@@ -187,14 +181,14 @@ def fedmrl(
             first, second = (bucket.task.loss(outputs, batch.y, batch.mask) for outputs in both)
             return first + second
 
-        client, result = train_mixed(
+        client, result = small_part.train_mixed(
             training, MIXER, bucket, client, data=data, ctx=ctx, loss=loss, optimizers=optimizers
         )
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def compared(bucket, client, x, mask):
-        return mixed_features(MIXER, nested(bucket, dim), client, x, mask)
+        return small_part.mixed_features(MIXER, nested(bucket, dim), client, x, mask)
 
     def predict(bucket, client, downlink, x, mask):
         fused, bucket = compared(bucket, client, x, mask), nested(bucket, dim)
@@ -210,7 +204,7 @@ def fedmrl(
         init_client=first_client,
         receive=receive_shared,
         client_update=client_update,
-        server_update=average_part,
+        server_update=small_part.average_part,
         predict=predict,
         rules=("head", "shared"),
         view=View(features=compared),

@@ -22,12 +22,7 @@ from typing import Annotated
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    receive_model,
-    send_model,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull, train_corrected
 from fedjax_ht.methods.shared.supervised import train_model
@@ -57,10 +52,10 @@ def fedprox(
         name="fedprox",
         training=training,
         needs=Needs(classes=False),
-        init_server=init_parts,
-        broadcast=send_model,
-        receive=receive_model,
+        init_server=architectures.init_parts,
+        broadcast=architectures.send_model,
+        receive=architectures.receive_model,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         wire=Wire(server_reads="sums"),
     )

@@ -42,15 +42,8 @@ from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree, join_trees, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import masked_mean
+from fedjax_ht.methods.shared import slicing
 from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
-from fedjax_ht.methods.shared.slicing import (
-    Slices,
-    first_channels,
-    make_plan,
-    require_slices,
-    scatter_mean,
-    widest_first,
-)
 from fedjax_ht.methods.shared.supervised import batch_features
 from fedjax_ht.models.sliced import parameter_axes
 
@@ -125,7 +118,7 @@ def fjord(
         return sorted(rates if widths is None else set(map(float, widths)), reverse=True)
 
     def check(federation):
-        require_slices("fjord", federation)
+        slicing.require_slices("fjord", federation)
         if not hasattr(federation.global_model.module.base, "rate"):
             raise ValueError(
                 "fjord cuts a client's slice again, and the network's extractor has no field "
@@ -150,7 +143,7 @@ def fjord(
         whole = federation.server_model.module
         axes, channels = parameter_axes(whole, server.params), whole.base.channels().widths
         stats = {name: x for name, x in server.stats.items() if float(name) <= bucket.width}
-        return Message(first_channels(server.params, axes, channels, bucket.width), stats)
+        return Message(slicing.first_channels(server.params, axes, channels, bucket.width), stats)
 
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params, "stats": downlink.stats[label(bucket.width)]}
@@ -164,7 +157,7 @@ def fjord(
             narrow, name = at_width(bucket, rate), label(rate)
 
             def run(params, stats, batch, key):
-                part = first_channels(params, axes, channels, rate)
+                part = slicing.first_channels(params, axes, channels, rate)
                 rows, new = batch_features(narrow, part, stats[name], batch, key)
                 return logits(narrow, part, rows), stats | {name: new}
 
@@ -203,17 +196,17 @@ def fjord(
         whole = federation.server_model.module
         axes, channels = parameter_axes(whole, server.params), whole.base.channels().widths
         slices, uploads = [], []
-        for bucket in widest_first(federation):
+        for bucket in slicing.widest_first(federation):
             uplink = received[bucket.name].uplink
             weights = client_weights(received[bucket.name], uplink.num_samples)
             classes = jnp.ones((len(weights), federation.num_classes), bool)
-            plan = make_plan(channels, bucket.width, "static", ctx.round)
-            slices.append(Slices(uplink.params, weights, classes, plan))
+            plan = slicing.make_plan(channels, bucket.width, "static", ctx.round)
+            slices.append(slicing.Slices(uplink.params, weights, classes, plan))
             uploads.append((uplink.stats, weights))
         stats = {}
         for name, old in server.stats.items():
             stats[name] = _mean_stats(old, [(s[name], w) for s, w in uploads if name in s])
-        return Server(scatter_mean(server.params, axes, channels, slices), stats), {}
+        return Server(slicing.scatter_mean(server.params, axes, channels, slices), stats), {}
 
     return Method(
         name="fjord",

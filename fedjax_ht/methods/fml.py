@@ -30,12 +30,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.mutual import (
-    init_pair,
-    mean_of_copies,
-    receive_shared,
-    train_pair,
-)
+from fedjax_ht.methods.shared import mutual
 from fedjax_ht.methods.shared.variants import Variant
 
 
@@ -72,7 +67,7 @@ def fml(
         return init_variables(federation.shared, key)["params"]
 
     def client_update(bucket, client, downlink, data, ctx):
-        client, _, result = train_pair(
+        client, _, result = mutual.train_pair(
             training,
             bucket,
             client,
@@ -85,14 +80,14 @@ def fml(
 
     def server_update(federation, server, received, ctx):
         received = gather_received(received)
-        return mean_of_copies(received.uplink, received, server)[0], {}
+        return mutual.mean_of_copies(received.uplink, received, server)[0], {}
 
     return Method(
         name="fml",
         training=training,
         init_server=init_server,
-        init_client=init_pair,
-        receive=receive_shared,
+        init_client=mutual.init_pair,
+        receive=mutual.receive_shared,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),

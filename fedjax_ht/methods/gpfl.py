@@ -38,13 +38,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.architectures import (
-    extractor,
-    groups_of,
-    init_parts,
-    mean_parts,
-    part_for,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.prototypes import cosines_to
@@ -108,8 +102,10 @@ def gpfl(
 
     def init_server(federation, key):
         parts = []
-        groups = groups_of(federation, extractor)
-        for i, base in enumerate(init_parts(federation, key, extractor)):
+        groups = architectures.groups_of(federation, architectures.extractor)
+        for i, base in enumerate(
+            architectures.init_parts(federation, key, architectures.extractor)
+        ):
             shared_key = jax.random.fold_in(jax.random.fold_in(key, i), 1)
             dim = groups[i][0].feature_dim
             parts.append({"base": base} | init_shared(shared_key, federation.num_classes, dim))
@@ -121,7 +117,7 @@ def gpfl(
         return init_variables(bucket, ctx.key) | shared | {"global": nothing, "personal": nothing}
 
     def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server, part=extractor)
+        return architectures.part_for(federation, bucket, server, part=architectures.extractor)
 
     def receive(bucket, client, downlink, data, ctx):
         first = ctx.info.last_round < 0
@@ -166,7 +162,9 @@ def gpfl(
         )
 
     def server_update(federation, server, received, ctx):
-        return mean_parts(federation, server, received, part=extractor), {}
+        return architectures.mean_parts(
+            federation, server, received, part=architectures.extractor
+        ), {}
 
     def personal_features(bucket, client, x, mask):
         return valve(client["valve"], own_features(bucket, client, x, mask), client["personal"])

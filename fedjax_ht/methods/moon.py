@@ -33,12 +33,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import masked_mean
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    receive_model,
-    send_model,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -86,7 +81,7 @@ def moon(
         return model | {"last": model}
 
     def receive(bucket, client, downlink, data, ctx):
-        received = receive_model(bucket, client, downlink, data, ctx)
+        received = architectures.receive_model(bucket, client, downlink, data, ctx)
         first = {"params": downlink, "stats": client["stats"]}
         return received | {"last": select(ctx.info.last_round < 0, first, client["last"])}
 
@@ -107,11 +102,11 @@ def moon(
         name="moon",
         training=training,
         needs=Needs(classes=False),
-        init_server=init_parts,
+        init_server=architectures.init_parts,
         init_client=init_client,
-        broadcast=send_model,
+        broadcast=architectures.send_model,
         receive=receive,
         client_update=client_update,
-        server_update=average_models,
+        server_update=architectures.average_models,
         wire=Wire(server_reads="sums"),
     )

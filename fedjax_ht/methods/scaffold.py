@@ -31,13 +31,7 @@ from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import (
-    apart_from_mean,
-    init_parts,
-    joined,
-    part_for,
-    sizes_of,
-)
+from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.corrections import (
     learning_rate,
@@ -62,7 +56,9 @@ class Pair(NamedTuple):
 def mean_of_controls(federation, server, clients):
     """Subtracts the mean of the clients' control variates from the server's; a `View.invariant`."""
     controls = [pair.control for pair in server]
-    return apart_from_mean(federation, controls, clients, kept=lambda state: state["control"])
+    return architectures.apart_from_mean(
+        federation, controls, clients, kept=lambda state: state["control"]
+    )
 
 
 @checked
@@ -81,7 +77,7 @@ def scaffold(
     require_plain_sgd("scaffold", training)
 
     def init_server(federation, key):  # a pair for each architecture
-        models = init_parts(federation, key)
+        models = architectures.init_parts(federation, key)
         return [Pair(model, jax.tree.map(jnp.zeros_like, model)) for model in models]
 
     def init_client(bucket, ctx):
@@ -89,7 +85,7 @@ def scaffold(
         return client | {"control": jax.tree.map(jnp.zeros_like, client["params"])}
 
     def broadcast(federation, bucket, server, ctx):
-        return part_for(federation, bucket, server)
+        return architectures.part_for(federation, bucket, server)
 
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params}
@@ -112,8 +108,8 @@ def scaffold(
 
     def server_update(federation, server, received, ctx):
         new = []
-        sizes = sizes_of(federation)
-        for uploads, old, size in zip(joined(federation, received), server, sizes):
+        sizes = architectures.sizes_of(federation)
+        for uploads, old, size in zip(architectures.joined(federation, received), server, sizes):
             weights = client_weights(uploads)
             way = weighted_mean(uploads.uplink.params, weights)
             change = weighted_sum(uploads.uplink.control, weights / size)

@@ -14,12 +14,7 @@ from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
 from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take, zeros_of
 from fedjax_ht.core.wire import all_finite, is_masked
-from fedjax_ht.simulation.compiled import (
-    clients_info,
-    compiled_round,
-    participant_of,
-    read_clients,
-)
+from fedjax_ht.simulation import compiled
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.roster import PADDING, padded
 from fedjax_ht.simulation.round import Cohort, Stage, draw_cohort, run_round
@@ -69,7 +64,7 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
     Returns:
       None if the round is sound.
     """
-    stepped = compiled_round(program)._replace(
+    stepped = compiled.compiled_round(program)._replace(
         exchange=functools.partial(exchange, program), serve=functools.partial(serve, program)
     )
     with contextlib.nullcontext() if jit else jax.disable_jit():
@@ -160,12 +155,12 @@ def _player(
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
     """Returns the function that plays the round of one row by the calls that it is given."""
     clients, channel = program.clients[bucket.name], program.engine.channel
-    participant = participant_of(clients, clients_info(program, state), row)
+    participant = compiled.participant_of(clients, compiled.clients_info(program, state), row)
     method = program.method.at(program.settings)
     root, round = jax.random.key(program.seed), jnp.int32(state.round)
     info = jax.tree.map(jnp.asarray, participant.info)
     data = view(clients.data, participant)
-    client = take(read_clients(program, state, bucket.name, np.array([row])), 0)
+    client = take(compiled.read_clients(program, state, bucket.name, np.array([row])), 0)
 
     def play(call: Call) -> tuple[ClientInfo, ClientResult]:
         downlink = send(

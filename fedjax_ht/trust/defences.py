@@ -33,15 +33,8 @@ from fedjax_ht.check.options import Positive, Within, checked
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.reductions import sorted_rows, weighted_sum
+from fedjax_ht.trust import geometry
 from fedjax_ht.trust.counts import with_bounded_counts
-from fedjax_ht.trust.geometry import (
-    TINY,
-    clip_to_round,
-    geometric_centre,
-    lengths,
-    minus,
-    round_median,
-)
 from fedjax_ht.trust.options import Defence
 from fedjax_ht.trust.vectors import Vectors, comparable, vectors_of
 
@@ -58,7 +51,7 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
-        return clip_to_round([vectors], bound, same_entries)[0][0]
+        return geometry.clip_to_round([vectors], bound, same_entries)[0][0]
 
     return Defence("norm_bound", clip, by_entry=False, most_weight=bound)
 
@@ -124,7 +117,7 @@ def geometric_median() -> Defence:
     """Makes the defence in which every vector becomes the geometric median over clients."""
 
     def apply(vectors: Vectors, _: bool) -> Vectors:
-        agreed = zip(geometric_centre(vectors), vectors.values)
+        agreed = zip(geometry.geometric_centre(vectors), vectors.values)
         values = tuple(jnp.broadcast_to(centre, x.shape) for centre, x in agreed)
         return vectors._replace(values=values)
 
@@ -145,10 +138,10 @@ def multi_krum(share: Minority = 0.2) -> Defence:
     def screen(vectors: Vectors, _: bool) -> Vectors:
         present = vectors.present
         # In units of the round's length, so that squares of giants stay finite.
-        unit = jnp.maximum(round_median(lengths(vectors), present), TINY)
+        unit = jnp.maximum(geometry.round_median(geometry.lengths(vectors), present), geometry.TINY)
 
         def squares_to(vector):
-            distance = jnp.minimum(lengths(minus(vectors, *vector)) / unit, 1e15)
+            distance = jnp.minimum(geometry.lengths(geometry.minus(vectors, *vector)) / unit, 1e15)
             return jnp.where(present, distance**2, jnp.inf)
 
         held = []

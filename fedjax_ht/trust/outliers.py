@@ -14,14 +14,7 @@ from fedjax_ht.core.context import Received
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import join_trees
-from fedjax_ht.trust.geometry import (
-    clip_to_round,
-    largest,
-    lengths,
-    relative_to_round,
-    round_median,
-    scaled,
-)
+from fedjax_ht.trust import geometry
 from fedjax_ht.trust.vectors import Vectors, comparable, vectors_of, with_deviations
 
 FEWEST = 3  # uploads that have a median which no single one of them decides
@@ -76,7 +69,7 @@ def summaries(received: dict[str, Received]) -> list[SummarisedPart]:
 def _summarise_client(clients: int, client: Received) -> list[Summary]:
     """Summarises one client's upload; `client` has no axis of clients."""
     groups, _ = vectors_of({"": jax.tree.map(lambda x: x[None], client)})
-    kinds = [Summary(largest(vectors), sampled(vectors, clients)) for vectors in groups]
+    kinds = [Summary(geometry.largest(vectors), sampled(vectors, clients)) for vectors in groups]
     return jax.tree.map(lambda x: x[0], kinds)
 
 
@@ -104,11 +97,11 @@ def outlier_scores(method: Method, num_clients: int, summarised: list[Summarised
         shrink = jnp.where(highest > GIANT, 2.0**-40, 1.0)
         samples, peaks, present = [], [], []
         for kind in kinds:
-            samples.append(scaled(kind.sample, jnp.broadcast_to(shrink, kind.peaks.shape)))
+            samples.append(geometry.scaled(kind.sample, jnp.broadcast_to(shrink, kind.peaks.shape)))
             peaks.append(shrink * kind.peaks)
             present.append(kind.sample.present)
-        clipped = clip_to_round(samples, jnp.inf, same_entries)
-        peak_ratios, _ = relative_to_round(peaks, present)
+        clipped = geometry.clip_to_round(samples, jnp.inf, same_entries)
+        peak_ratios, _ = geometry.relative_to_round(peaks, present)
         for part, (_, ratio), peak in zip(summarised, clipped, peak_ratios):
             worst = jnp.max(jnp.maximum(ratio, peak), axis=1)
             scores = scores.at[part.ids].max(worst, mode="drop")
@@ -165,10 +158,10 @@ def size_ratios(num_clients: int, summarised: list[SummarisedPart]) -> jax.Array
         for kind in kinds:
             holds.append(kind.sample.present.any(1))
             peaks.append(jnp.max(kind.peaks, axis=1))
-            longest.append(jnp.max(lengths(kind.sample), axis=1))
+            longest.append(jnp.max(geometry.lengths(kind.sample), axis=1))
         all_holds = jnp.concatenate(holds)
         for sizes in (peaks, longest):
-            usual = round_median(jnp.concatenate(sizes), all_holds)
+            usual = geometry.round_median(jnp.concatenate(sizes), all_holds)
             certain = (all_holds.sum() >= FEWEST) & (usual >= LEAST)
             for part, size in zip(summarised, sizes):
                 ratio = jnp.where(certain, size / jnp.maximum(usual, LEAST), 0.0)

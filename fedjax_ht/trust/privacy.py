@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.check.options import check_fields
+from fedjax_ht.core import wire
 from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
@@ -37,15 +38,6 @@ from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import any_state, without_samples
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.core.wire import (
-    all_finite,
-    dense,
-    leaves_of,
-    payload_leaves,
-    sent_rows,
-    values_of,
-    with_payload,
-)
 from fedjax_ht.trust.attacks import attacked
 from fedjax_ht.trust.disclosure import check_samples, check_uploads
 from fedjax_ht.trust.options import Attack, Privacy
@@ -117,7 +109,7 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
     def client_update(bucket, client, downlink, data, ctx):
         ctx, key = _uncounted(ctx), privacy_key(ctx.key, privacy.secret)
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        finite = all_finite((new, uplink))
+        finite = wire.all_finite((new, uplink))
         # A newcomer's state, since one that this client keeps depends on its samples.
         nothing = without_samples(data)
         newcomer = any_state(method, bucket, ctx.key)
@@ -158,19 +150,19 @@ def _clip_update(uplink: PyTree, untrained: PyTree, clip: float) -> PyTree:
 
     The result is `untrained` where the update is not finite.
     """
-    untrained_leaves, starts, updates = leaves_of(untrained), {}, {}
-    for place, leaf in payload_leaves(uplink).items():
-        starts[place] = dense(untrained_leaves[place])
+    untrained_leaves, starts, updates = wire.leaves_of(untrained), {}, {}
+    for place, leaf in wire.payload_leaves(uplink).items():
+        starts[place] = wire.dense(untrained_leaves[place])
         # Rows that are not sent may be anything, and are no part of the update.
-        difference = values_of(leaf) - starts[place]
-        updates[place] = jnp.where(sent_rows(leaf), difference, 0)
-    return with_payload(uplink, jax.tree.map(jnp.add, starts, clipped(updates, clip)))
+        difference = wire.values_of(leaf) - starts[place]
+        updates[place] = jnp.where(wire.sent_rows(leaf), difference, 0)
+    return wire.with_payload(uplink, jax.tree.map(jnp.add, starts, clipped(updates, clip)))
 
 
 def _add_noise(uplink: PyTree, scale: float, key: jax.Array) -> PyTree:
-    values = {place: values_of(leaf) for place, leaf in payload_leaves(uplink).items()}
+    values = {place: wire.values_of(leaf) for place, leaf in wire.payload_leaves(uplink).items()}
     noise = gaussian(key, values, scale)
-    return with_payload(uplink, jax.tree.map(jnp.add, values, noise))
+    return wire.with_payload(uplink, jax.tree.map(jnp.add, values, noise))
 
 
 def noisy_sums(
@@ -197,10 +189,10 @@ def noisy_sums(
         first_client = min(federation.members(b)[0] for b in federation.buckets if b.name in part)
         joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *part.values())
         arrays = {}
-        for place, leaf in payload_leaves(joined.uplink).items():
+        for place, leaf in wire.payload_leaves(joined.uplink).items():
             leaf_key = jax.random.fold_in(jax.random.fold_in(key, first_client), place)
             arrays[place] = _noisy_array(joined, leaf, federation.num_clients, scale, leaf_key)
-        uplink, start = with_payload(joined.uplink, arrays), 0
+        uplink, start = wire.with_payload(joined.uplink, arrays), 0
         for name, r in part.items():
             stop = start + len(r.arrived)
             rows = operator.itemgetter(slice(start, stop))
@@ -221,12 +213,12 @@ def _noisy_array(
       scale: standard deviation of the noise.
       key: the key of the noise on this leaf.
     """
-    values = values_of(leaf)
+    values = wire.values_of(leaf)
 
     def by_client(x):
         return x.reshape(-1, *(1,) * (values.ndim - 1))
 
-    sends = by_client(received.arrived) & sent_rows(leaf)
+    sends = by_client(received.arrived) & wire.sent_rows(leaf)
     ids = by_client(received.info.id)
     first = jnp.min(jnp.where(sends, ids, absent), axis=0)
     noise = gaussian(key, values[0], scale)

@@ -15,16 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core import wire
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.wire import (
-    Metadata,
-    from_leaves,
-    is_leaf,
-    is_masked,
-    is_payload,
-    leaves_of,
-    values_of,
-)
 
 
 class Vectors(NamedTuple):
@@ -89,9 +81,9 @@ def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Re
     """
     kinds = set()
     for r in received.values():
-        arrays = [leaf for leaf in leaves_of(r.uplink) if not isinstance(leaf, Metadata)]
-        shapes = tuple(tuple(values_of(leaf).shape[1:]) for leaf in arrays)
-        structure = jax.tree.structure(r.uplink, is_leaf=is_leaf)
+        arrays = [leaf for leaf in wire.leaves_of(r.uplink) if not isinstance(leaf, wire.Metadata)]
+        shapes = tuple(tuple(wire.values_of(leaf).shape[1:]) for leaf in arrays)
+        structure = jax.tree.structure(r.uplink, is_leaf=wire.is_leaf)
         kinds.add((structure, tuple(map(len, shapes)) if nested else shapes))
     if len(kinds) == 1:
         return [received]
@@ -111,15 +103,15 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
     """
     arrived = jnp.concatenate([r.arrived for r in received.values()])
     # Entry i holds leaf i of every bucket's uplink.
-    columns = list(zip(*(leaves_of(r.uplink) for r in received.values())))
+    columns = list(zip(*(wire.leaves_of(r.uplink) for r in received.values())))
     groups: Uploads = []
     layouts: list[list[Layout]] = []
     model: list[Piece] = []
     for i, column in enumerate(columns):
-        if not is_payload(column[0]):
+        if not wire.is_payload(column[0]):
             continue
         piece = _joined(i, column, len(arrived))
-        if is_masked(column[0]):
+        if wire.is_masked(column[0]):
             groups.append(_vectors([piece], arrived[:, None] & piece.sent))
             layouts.append([piece.layout])
         else:
@@ -139,7 +131,7 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
         out, start = {}, 0
         for b, (name, r) in enumerate(received.items()):
             stop = start + len(r.arrived)
-            uplink = from_leaves(r.uplink, [column[b] for column in new_columns])
+            uplink = wire.from_leaves(r.uplink, [column[b] for column in new_columns])
             out[name] = r._replace(uplink=uplink, arrived=new_arrived[start:stop])
             start = stop
         return out
@@ -156,23 +148,23 @@ def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
 
     def deviation(path: tuple, leaf: Any) -> Any:
         names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        if is_leaf(leaf) or "stats" not in names or names[-1] != "var":
+        if wire.is_leaf(leaf) or "stats" not in names or names[-1] != "var":
             return leaf
         return jnp.sqrt(jnp.abs(leaf))  # a client may send any number, negative ones too
 
     out = {}
     for name, r in received.items():
-        uplink = jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf)
+        uplink = jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=wire.is_leaf)
         out[name] = r._replace(uplink=uplink)
     return out
 
 
 def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
     """Stacks the buckets' leaves of one index over clients; smaller arrays are padded."""
-    arrays = list(map(values_of, column))
+    arrays = list(map(wire.values_of, column))
     shapes = tuple(x.shape[1:] for x in arrays)
     common = tuple(map(max, zip(*shapes)))
-    masks = [leaf.mask for leaf in column if is_masked(leaf)]
+    masks = [leaf.mask for leaf in column if wire.is_masked(leaf)]
     by_row = bool(masks) and masks[0].ndim < arrays[0].ndim
     row_axes = common[: masks[0].ndim - 1] if by_row else ()
     rows = math.prod(row_axes)
@@ -218,11 +210,11 @@ def _separated(
     """Cuts values [P, V, D], and for rows present [P, V], into the buckets' leaves."""
     values, start, leaves = values.reshape(-1, *layout.common), 0, []
     for leaf, shape in zip(column, layout.shapes):
-        old = values_of(leaf)
+        old = wire.values_of(leaf)
         stop = start + len(old)
         within = tuple(slice(size) for size in shape)
         new = values[(slice(start, stop), *within)].astype(old.dtype)
-        if is_masked(leaf):
+        if wire.is_masked(leaf):
             mask = leaf.mask
             if layout.by_row:
                 own = present[start:stop].reshape(-1, *layout.common[: mask.ndim - 1])

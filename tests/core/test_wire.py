@@ -25,7 +25,7 @@ from fedjax_ht.core.wire import (
     wire_elements,
     with_payload,
 )
-from fedjax_ht.methods.fedktl import Pairs
+from fedjax_ht.methods.shared.pairs import Pairs
 from fedjax_ht.methods.shared.prototypes import prototype_uplink
 
 TRAINING = LocalTraining(optax.sgd(0.1))

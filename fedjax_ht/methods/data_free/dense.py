@@ -42,14 +42,8 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.options import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.losses import distillation
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
-from fedjax_ht.losses.distillation import (
-    KLOrder,
-    Normaliser,
-    Selection,
-    disagreement,
-    moment_distance,
-)
 from fedjax_ht.methods.data_free.bases import Base, make_base
 from fedjax_ht.methods.data_free.distil import (
     Objective,
@@ -69,7 +63,9 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
     seen, target = batch.opinions.moments, batch.teachers.moments
     distances = []
     for bucket in seen:
-        by_layer = jax.tree.leaves(jax.tree.map(moment_distance, seen[bucket], target[bucket]))
+        by_layer = jax.tree.leaves(
+            jax.tree.map(distillation.moment_distance, seen[bucket], target[bucket])
+        )
         distances.append(jnp.stack(by_layer).mean(0))  # [P], the bucket's clients
     return masked_mean(jnp.concatenate(distances), batch.teachers.present)
 
@@ -80,8 +76,8 @@ def losses(
     b_adv: NonNegative = 1.0,
     b_bn: NonNegative = 0.0,
     adversarial: Adversarial = "dfrd",
-    selection: Settled[Selection] = None,
-    normaliser: Settled[Normaliser] = None,
+    selection: Settled[distillation.Selection] = None,
+    normaliser: Settled[distillation.Normaliser] = None,
 ) -> Objective:
     """Makes DENSE's losses.
 
@@ -98,7 +94,7 @@ def losses(
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, mask = batch.opinions.ensemble, batch.everyone
         if adversarial == "own":
-            apart = disagreement(u, batch.student, mask)
+            apart = distillation.disagreement(u, batch.student, mask)
         else:
             apart = recipe.kl_scale * adversarial_loss(u, batch, recipe, **chosen)
         value = cross_entropy(u, batch.labels, mask) + b_adv * apart
@@ -121,7 +117,7 @@ def dense(
     *,
     merge: Merge = "none",
     counts: Settled[Counts] = "none",
-    distil_order: Settled[KLOrder] = "teacher_student",
+    distil_order: Settled[distillation.KLOrder] = "teacher_student",
     **options,
 ) -> Method:
     """Makes DENSE, whose algorithm the module's docstring gives.

@@ -32,14 +32,8 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.options import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.losses import distillation
 from fedjax_ht.losses.classification import cross_entropy
-from fedjax_ht.losses.distillation import (
-    DiversityForm,
-    Normaliser,
-    Selection,
-    embedding_excess,
-    image_diversity,
-)
 from fedjax_ht.methods.data_free.bases import Base, make_base
 from fedjax_ht.methods.data_free.distil import (
     Objective,
@@ -60,9 +54,9 @@ def losses(
     b_div: NonNegative = 1.0,
     b_ey: Settled[NonNegative] = None,
     gamma: NonNegative = 1.0,
-    selection: Selection = "diamond",
-    normaliser: Settled[Normaliser] = None,
-    diversity: Settled[DiversityForm] = None,
+    selection: distillation.Selection = "diamond",
+    normaliser: Settled[distillation.Normaliser] = None,
+    diversity: Settled[distillation.DiversityForm] = None,
 ) -> Objective:
     """Makes DFRD's losses.
 
@@ -81,9 +75,9 @@ def losses(
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
         value = cross_entropy(u, batch.labels, mask)
         value += b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, **chosen)
-        value += b_div * image_diversity(made.images, made.merged, mask, diversity)
+        value += b_div * distillation.image_diversity(made.images, made.merged, mask, diversity)
         if recipe.merge in EMBEDDED:
-            value += b_ey * embedding_excess(made.embedding, mask, gamma)
+            value += b_ey * distillation.embedding_excess(made.embedding, mask, gamma)
         return value
 
     def student(batch: Synthetic) -> jax.Array:

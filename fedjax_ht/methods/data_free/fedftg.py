@@ -31,14 +31,7 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.options import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.losses.distillation import (
-    DiversityForm,
-    KLOrder,
-    image_diversity,
-    ordered,
-    weighted_cross_entropy,
-    weighted_kl,
-)
+from fedjax_ht.losses import distillation
 from fedjax_ht.methods.data_free.bases import Base, make_base
 from fedjax_ht.methods.data_free.distil import Objective, Synthetic
 from fedjax_ht.methods.data_free.method import distilling
@@ -52,7 +45,7 @@ def losses(
     b_md: NonNegative = 1.0,
     b_div: NonNegative = 1.0,
     kl_reduce: Settled[Reduction] = None,
-    diversity: Settled[DiversityForm] = None,
+    diversity: Settled[distillation.DiversityForm] = None,
 ) -> Objective:
     """Makes FedFTG's losses.
 
@@ -63,21 +56,23 @@ def losses(
       diversity: distances of the diversity term, see `losses.image_diversity`.
     """
 
-    def divergence(student: jax.Array, batch: Synthetic, order: KLOrder) -> jax.Array:
+    def divergence(student: jax.Array, batch: Synthetic, order: distillation.KLOrder) -> jax.Array:
         teachers = batch.opinions.logits / recipe.temperature
-        sides = ordered(teachers, student / recipe.temperature, order)
-        value = recipe.kl_scale * weighted_kl(*sides, batch.opinions.weights, batch.everyone)
+        sides = distillation.ordered(teachers, student / recipe.temperature, order)
+        value = recipe.kl_scale * distillation.weighted_kl(
+            *sides, batch.opinions.weights, batch.everyone
+        )
         if kl_reduce == "mean_classes":
             value = value / student.shape[-1]
         return value
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         logits, weights, _ = batch.opinions
-        value = weighted_cross_entropy(logits, batch.labels, weights, batch.everyone)
+        value = distillation.weighted_cross_entropy(logits, batch.labels, weights, batch.everyone)
         student = batch.student if recipe.student_path else lax.stop_gradient(batch.student)
         value -= b_md * divergence(student, batch, recipe.tran_order)
         images, mask = batch.generated.images, batch.everyone
-        return value + b_div * image_diversity(images, batch.noise, mask, diversity)
+        return value + b_div * distillation.image_diversity(images, batch.noise, mask, diversity)
 
     def student_loss(batch: Synthetic) -> jax.Array:
         return divergence(batch.student, batch, recipe.distil_order)
@@ -93,7 +88,7 @@ def fedftg(
     variant: Variant = "paper",
     *,
     merge: Merge = "cat",
-    distil_order: Settled[KLOrder] = "teacher_student",
+    distil_order: Settled[distillation.KLOrder] = "teacher_student",
     **options,
 ) -> Method:
     """Makes FedFTG, whose algorithm the module's docstring gives.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.check.options import Part, checked
+from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, traceable
 from fedjax_ht.core.codes import Code
 from fedjax_ht.core.context import Context
@@ -27,19 +28,6 @@ from fedjax_ht.core.message_forms import client_form, no_data, uplink_form
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.trees import PyTree, zeros_of
-from fedjax_ht.core.wire import (
-    Metadata,
-    dense,
-    from_leaves,
-    is_leaf,
-    is_masked,
-    is_payload,
-    leaves_of,
-    payload_leaves,
-    sent_rows,
-    values_of,
-    with_payload,
-)
 
 
 class Rounded(NamedTuple):
@@ -67,40 +55,40 @@ def encode_rounded(bits: int, uplink: PyTree, reference: PyTree) -> PyTree:
       The upload with a `Rounded` for each array of its payload.
     """
     leaves = []
-    for leaf, known in zip(leaves_of(uplink), leaves_of(reference), strict=True):
-        leaves.append(_rounded(bits, leaf, known) if is_payload(leaf) else leaf)
-    return from_leaves(uplink, leaves)
+    for leaf, known in zip(wire.leaves_of(uplink), wire.leaves_of(reference), strict=True):
+        leaves.append(_rounded(bits, leaf, known) if wire.is_payload(leaf) else leaf)
+    return wire.from_leaves(uplink, leaves)
 
 
 def _rounded(bits: int, leaf: Any, known: Any) -> Rounded:
     most = 2 ** (bits - 1) - 1
-    change = jnp.where(sent_rows(leaf), values_of(leaf) - values_of(known), 0)
+    change = jnp.where(wire.sent_rows(leaf), wire.values_of(leaf) - wire.values_of(known), 0)
     unit = jnp.max(jnp.abs(change), initial=0).astype(jnp.float32) / most
     steps = jnp.round(change / jnp.where(unit > 0, unit, 1))
     integers = _packed(bits, jnp.int8(jnp.clip(steps, -most, most)), leaf)
-    return Rounded(leaf._replace(values=integers) if is_masked(leaf) else integers, unit)
+    return Rounded(leaf._replace(values=integers) if wire.is_masked(leaf) else integers, unit)
 
 
 def decode_rounded(bits: int, message: PyTree, reference: PyTree) -> PyTree:
     """Returns the upload that such a message stands for; arguments as for `encode_rounded`."""
-    coded = jax.tree.leaves(message, is_leaf=lambda x: isinstance(x, Rounded) or is_leaf(x))
+    coded = jax.tree.leaves(message, is_leaf=lambda x: isinstance(x, Rounded) or wire.is_leaf(x))
     leaves = []
-    for leaf, known in zip(coded, leaves_of(reference), strict=True):
+    for leaf, known in zip(coded, wire.leaves_of(reference), strict=True):
         if not isinstance(leaf, Rounded):
             leaves.append(leaf)
             continue
-        start = values_of(known)
+        start = wire.values_of(known)
         values = start + _unpacked(bits, leaf.integers, start.shape) * leaf.unit
         values = values.astype(start.dtype)
-        leaves.append(leaf.integers._replace(values=values) if is_masked(known) else values)
-    return from_leaves(reference, leaves)
+        leaves.append(leaf.integers._replace(values=values) if wire.is_masked(known) else values)
+    return wire.from_leaves(reference, leaves)
 
 
 def _packed(bits: int, integers: jax.Array, leaf: Any) -> jax.Array:
     """Packs integers into bytes, row by row: int8 of any shape -> itself, or uint8 [*m, bytes]."""
     if bits == 8:
         return integers
-    rows = leaf.mask.shape if is_masked(leaf) else ()
+    rows = leaf.mask.shape if wire.is_masked(leaf) else ()
     each, offset = 8 // bits, 2 ** (bits - 1) - 1
     flat = jnp.uint8(integers + offset).reshape(*rows, -1)
     padding = [(0, 0)] * len(rows) + [(0, -flat.shape[-1] % each)]
@@ -110,10 +98,10 @@ def _packed(bits: int, integers: jax.Array, leaf: Any) -> jax.Array:
 
 def _unpacked(bits: int, integers: Any, shape: tuple[int, ...]) -> jax.Array:
     """Returns the integers that `_packed` got, of this shape."""
-    packed = values_of(integers)
+    packed = wire.values_of(integers)
     if bits == 8:
         return packed.astype(jnp.float32)
-    rows = integers.mask.shape if is_masked(integers) else ()
+    rows = integers.mask.shape if wire.is_masked(integers) else ()
     flat = (packed[..., None] >> _shifts(bits)) & (2**bits - 1)
     flat = flat.reshape(*rows, -1)[..., : math.prod(shape[len(rows) :])]
     return flat.reshape(shape).astype(jnp.float32) - (2 ** (bits - 1) - 1)
@@ -133,18 +121,18 @@ class Largest(NamedTuple):
     """
 
     values: jax.Array
-    places: Metadata
+    places: wire.Metadata
     rest: list
 
 
 def is_whole(leaf: Any) -> bool:
     """Returns True for an array that is sent with all its rows."""
-    return not is_masked(leaf)
+    return not wire.is_masked(leaf)
 
 
 def _flat(message: PyTree) -> jax.Array:
     """Concatenates the whole arrays of a message's payload, float32 [n]."""
-    whole = [leaf for leaf in payload_leaves(message).values() if is_whole(leaf)]
+    whole = [leaf for leaf in wire.payload_leaves(message).values() if is_whole(leaf)]
     return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in whole])
 
 
@@ -159,8 +147,10 @@ def encode_largest(share: float, uplink: PyTree, reference: PyTree) -> Largest:
     values = _flat(uplink)
     number = math.ceil(share * values.size)
     _, places = jax.lax.top_k(jnp.abs(values - _flat(reference)), number)
-    rest = [leaf for leaf in leaves_of(uplink) if not (is_payload(leaf) and is_whole(leaf))]
-    return Largest(values[places], Metadata(places.astype(jnp.int32)), rest)
+    rest = [
+        leaf for leaf in wire.leaves_of(uplink) if not (wire.is_payload(leaf) and is_whole(leaf))
+    ]
+    return Largest(values[places], wire.Metadata(places.astype(jnp.int32)), rest)
 
 
 def decode_largest(message: Largest, reference: PyTree) -> PyTree:
@@ -168,14 +158,14 @@ def decode_largest(message: Largest, reference: PyTree) -> PyTree:
     # Places that no honest client sends are dropped.
     flat = _flat(reference).at[message.places.value].set(message.values, mode="drop")
     unchanged, leaves, start = iter(message.rest), [], 0
-    for known in leaves_of(reference):
-        if not (is_payload(known) and is_whole(known)):
+    for known in wire.leaves_of(reference):
+        if not (wire.is_payload(known) and is_whole(known)):
             leaves.append(next(unchanged))
             continue
         stop = start + known.size
         leaves.append(flat[start:stop].reshape(known.shape).astype(known.dtype))
         start = stop
-    return from_leaves(reference, leaves)
+    return wire.from_leaves(reference, leaves)
 
 
 Bits = Literal[2, 4, 8]
@@ -232,7 +222,7 @@ def quantised(method: Method, bits: Bits = 8) -> Method:
     """
     scheme = _Scheme(
         name="quantised",
-        codes=is_payload,
+        codes=wire.is_payload,
         encode=functools.partial(encode_rounded, bits),
         decode=functools.partial(decode_rounded, bits),
     )
@@ -312,17 +302,17 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
     def client_update(bucket, client, downlink, data, ctx):
         new, uplink, metrics = method.client_update(bucket, client.client, downlink, data, ctx)
         places, arrays = list(_coded_leaves(scheme, uplink)), {}
-        leaves = leaves_of(uplink)
+        leaves = wire.leaves_of(uplink)
         for place, missing in zip(places, client.left_out, strict=True):
-            arrays[place] = values_of(leaves[place]) + missing
-        uplink = with_payload(uplink, arrays)
+            arrays[place] = wire.values_of(leaves[place]) + missing
+        uplink = wire.with_payload(uplink, arrays)
         known = reference(bucket, downlink, ctx)
-        read = leaves_of(scheme.decode(scheme.encode(uplink, known), known))
+        read = wire.leaves_of(scheme.decode(scheme.encode(uplink, known), known))
         left_out = []
         for place, missing in zip(places, client.left_out, strict=True):
             # Of rows that are not sent in this round nothing new is left out.
-            rest = arrays[place] - values_of(read[place])
-            left_out.append(jnp.where(sent_rows(leaves[place]), rest, missing))
+            rest = arrays[place] - wire.values_of(read[place])
+            left_out.append(jnp.where(wire.sent_rows(leaves[place]), rest, missing))
         return Client(new, tuple(left_out)), uplink, metrics
 
     def predict(bucket, client, downlink, x, mask):
@@ -369,8 +359,8 @@ def _check_meaning(scheme: _Scheme, method: Method) -> None:
 
 def _coded_leaves(scheme: _Scheme, uplink: PyTree) -> dict[int, Any]:
     """Returns the arrays that a scheme codes, by their places among `leaves_of` an uplink."""
-    leaves = payload_leaves(uplink).items()
-    return {place: values_of(leaf) for place, leaf in leaves if scheme.codes(leaf)}
+    leaves = wire.payload_leaves(uplink).items()
+    return {place: wire.values_of(leaf) for place, leaf in leaves if scheme.codes(leaf)}
 
 
 def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) -> PyTree:
@@ -394,7 +384,7 @@ def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) ->
     data = data._replace(round=ctx.round, trainer=jax.tree_util.Partial(no_training))
     _, uplink, _ = method.client_update(model, client, downlink, data, ctx)
     arrays = {}
-    for place, leaf in payload_leaves(uplink).items():
-        values = dense(leaf)
+    for place, leaf in wire.payload_leaves(uplink).items():
+        values = wire.dense(leaf)
         arrays[place] = jnp.where(jnp.isfinite(values), values, 0)
-    return with_payload(uplink, arrays)
+    return wire.with_payload(uplink, arrays)

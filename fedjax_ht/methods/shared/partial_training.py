@@ -32,18 +32,9 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
+from fedjax_ht.methods.shared import slicing
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of
-from fedjax_ht.methods.shared.slicing import (
-    Mode,
-    Plan,
-    Slices,
-    extract,
-    make_plan,
-    require_slices,
-    scatter_mean,
-    widest_first,
-)
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
 
@@ -69,12 +60,12 @@ class Uplink(NamedTuple):
 def slice_plan(
     federation: Federation,
     rate: float,
-    mode: Mode,
+    mode: slicing.Mode,
     *,
     ctx: Context,
     client_id: Array,
     per_layer: bool = False,
-) -> Plan:
+) -> slicing.Plan:
     """Makes a client's plan in a round, the same at server and client.
 
     Args:
@@ -91,7 +82,7 @@ def slice_plan(
     if mode == "random":
         assert ctx.shared_key is not None  # as in every round
         key = jax.random.fold_in(ctx.shared_key, client_id)
-    return make_plan(widths, rate, mode, ctx.round, key)
+    return slicing.make_plan(widths, rate, mode, ctx.round, key)
 
 
 def uploaded_params(uplink: Uplink) -> PyTree:
@@ -105,12 +96,12 @@ def uploaded_params(uplink: Uplink) -> PyTree:
 def arrived_slices(
     federation: Federation,
     rate: float,
-    mode: Mode,
+    mode: slicing.Mode,
     *,
     received: Received,
     ctx: Context,
     per_layer: bool = False,
-) -> Slices:
+) -> slicing.Slices:
     """Returns the slices that arrived from the clients of a bucket; arguments as of `slice_plan`.
 
     Args:
@@ -123,7 +114,7 @@ def arrived_slices(
         return slice_plan(federation, rate, mode, ctx=ctx, client_id=client_id, per_layer=per_layer)
 
     plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
-    return Slices(
+    return slicing.Slices(
         params=uploaded_params(uplink),
         weights=client_weights(received, uplink.num_samples),
         classes=uplink.classes.value,
@@ -133,7 +124,7 @@ def arrived_slices(
 
 def partial_training(
     name: str,
-    mode: Mode,
+    mode: slicing.Mode,
     training: LocalTraining,
     per_layer: bool = False,
     *,
@@ -168,7 +159,7 @@ def partial_training(
         plan = slice_plan(
             federation, bucket.width, mode, ctx=ctx, client_id=ctx.info.id, per_layer=per_layer
         )
-        return extract(server, axes_of(federation, server), plan)
+        return slicing.extract(server, axes_of(federation, server), plan)
 
     # the server knows which rows those are where they are all
     pattern = FIRST_ROWS if whole_head or not label_split else None
@@ -190,7 +181,7 @@ def partial_training(
 
     def server_update(federation, server, received, ctx):
         slices = []
-        for bucket in widest_first(federation):
+        for bucket in slicing.widest_first(federation):
             uplinks = received[bucket.name]
             slices.append(
                 arrived_slices(
@@ -198,7 +189,7 @@ def partial_training(
                 )
             )
         widths = federation.global_model.module.base.channels(per_layer).widths
-        return scatter_mean(server, axes_of(federation, server), widths, slices), {}
+        return slicing.scatter_mean(server, axes_of(federation, server), widths, slices), {}
 
     def init_server(federation, key):
         return init_variables(federation.global_model, key)["params"]
@@ -213,7 +204,7 @@ def partial_training(
     return Method(
         name=name,
         training=training,
-        check=functools.partial(require_slices, name),
+        check=functools.partial(slicing.require_slices, name),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive,
