@@ -172,7 +172,19 @@ def _check_server_update(method: Method, arguments: tuple, out: Any) -> tuple:
 
 def _check_predict(method: Method, arguments: tuple, scores: Any) -> Any:
     bucket, *_, mask = arguments
-    _require_scores(method, scores, (*mask.shape, bucket.num_classes))
+    if not isinstance(scores, Mapping):
+        raise ValueError(
+            f"predict of {method.name!r} returns a {type(scores).__name__}; it must return a "
+            "dict: rule -> scores"
+        )
+    if missing := [rule for rule in method.rules if rule not in scores]:
+        raise ValueError(
+            f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns "
+            f"{', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
+        )
+    for rule, values in scores.items():
+        with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):
+            chex.assert_shape(values, (*mask.shape, bucket.num_classes))
     return scores
 
 
@@ -239,19 +251,3 @@ def _require_metrics(method: Method, name: str, metrics: Any) -> Mapping[str, An
         with one_line(f"metric {key!r} of {name} of {method.name!r} must be a number"):
             chex.assert_shape(value, ())
     return metrics
-
-
-def _require_scores(method: Method, scores: Any, shape: tuple[int, int]) -> None:
-    if not isinstance(scores, Mapping):
-        raise ValueError(
-            f"predict of {method.name!r} returns a {type(scores).__name__}; it must return a "
-            "dict: rule -> scores"
-        )
-    if missing := [rule for rule in method.rules if rule not in scores]:
-        raise ValueError(
-            f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns "
-            f"{', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
-        )
-    for rule, values in scores.items():
-        with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):
-            chex.assert_shape(values, shape)

@@ -1,6 +1,7 @@
 """The compiled evaluation: counts correct predictions of clients and of the server's own model."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -175,11 +176,7 @@ def score_splits(
       batch_size: samples a call.
       auc: True computes the AUC on the test set, too, by the reported rule.
     """
-
-    def predict(x, mask):
-        return method.predict(bucket, client, downlink, x, mask)
-
-    scores = {}
+    predict, scores = functools.partial(method.predict, bucket, client, downlink), {}
     for name, is_requested in requested.items():
         split = data.splits[name]
         # Requests are traced: an empty set takes no turn of the loop over batches.

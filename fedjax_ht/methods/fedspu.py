@@ -36,7 +36,7 @@ from fedjax_ht.methods.shared.averaging import Weighting, sent_samples
 from fedjax_ht.methods.shared.heads import rows_of
 from fedjax_ht.methods.shared.partial_training import Uplink, partial_training
 from fedjax_ht.methods.shared.slicing import extract, make_plan, spread
-from fedjax_ht.methods.shared.supervised import train_where
+from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.sliced import parameter_axes
 
 
@@ -64,9 +64,7 @@ def fedspu(training: LocalTraining, *, weighting: Weighting = "samples") -> Meth
         def put(values: PyTree) -> PyTree:
             return jax.tree.map(lambda v, old, at: jnp.where(at > 0, v, old), values, own, drawn)
 
-        client, result = train_where(
-            training, whole, client, data, key=ctx.key, trained=put(sent), put=put
-        )
+        client, result = train_model(training, whole, client, data, ctx, trained=put(sent), put=put)
         part = extract(client["params"], axes, plan)
         counted = jnp.ones(bucket.num_classes, bool)
         uplink = Uplink(

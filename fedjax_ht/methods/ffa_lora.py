@@ -31,7 +31,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples
-from fedjax_ht.methods.shared.supervised import train_where
+from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
 
@@ -110,9 +110,7 @@ def ffa_lora(training: LocalTraining) -> Method:
             return {"base": adapters.united(fixed, trained["b"]), "head": trained["head"]}
 
         trained = {"b": adapters.part_of(params["base"], B), "head": params["head"]}
-        client, result = train_where(
-            training, bucket, client, data, key=ctx.key, trained=trained, put=put
-        )
+        client, result = train_model(training, bucket, client, data, ctx, trained=trained, put=put)
         rows = adapters.to_rows(result.params["b"])
         uplink = AdapterUplink(rows, result.params["head"], sent_samples(ctx, "samples"))
         return client, uplink, {"loss": result.loss}

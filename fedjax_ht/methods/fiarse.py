@@ -58,7 +58,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, dense
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.norms import entries_of, in_norms
-from fedjax_ht.methods.shared.supervised import train_where
+from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.methods.shared.variants import Variant, settled
 
 Compared = Literal["model", "layer"]
@@ -241,8 +241,8 @@ def fiarse(
         def part(params):
             return jax.tree.map(masked_leaf, params, layers[0])
 
-        client, result = train_where(
-            training, bucket, client, data, key=ctx.key, trained=received, put=part
+        client, result = train_model(
+            training, bucket, client, data, ctx, trained=received, put=part
         )
         change = jax.tree.map(jnp.subtract, received, result.params)
         weights, norms, _ = entries_of(bucket, change)

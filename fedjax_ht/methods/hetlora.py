@@ -40,7 +40,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples, set_rows, weighted_mean
-from fedjax_ht.methods.shared.supervised import train_model, train_where
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Server(NamedTuple):
@@ -135,14 +135,12 @@ def hetlora(
         """Trains a client; returns its state, its rows, of which the first are sent, and a loss."""
         rank, before = rank_of(downlink.rows), client["params"]
         first = jnp.floor(gamma * rank).astype(jnp.int32)
-        client, result = train_where(
+        client, result = train_model(
             training,
             bucket,
             client,
             data,
-            key=ctx.key,
-            trained=before,
-            put=dict,
+            ctx,
             penalty=lambda params: lam * tail(params, first),
         )
         fallen = tail(client["params"], first) < tail(before, first)

@@ -170,7 +170,8 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
         return sum(_program(program, ())[0] for program in programs), unknown
     if name not in INTEGER_ARITHMETIC or any(value is None for value in values):
         return 0.0, unknown
-    dtype = _form(equation.outvars[0]).dtype
+    out: Any = equation.outvars[0].aval  # JAX declares no form of values
+    dtype = out.dtype
     if dtype.kind not in INTEGERS:
         return 0.0, unknown
     # What a client without samples divides by zero is not used.
@@ -184,18 +185,14 @@ def _integer(x) -> Known:
     return np.asarray(x) if np.ndim(x) == 0 and dtype.kind in INTEGERS else None
 
 
-def _form(variable: Any) -> Any:
-    """Returns the shape and dtype of an array, which JAX declares for no value of a program."""
-    return variable.aval
-
-
 # Products
 
 
 def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left, out = _form(equation.invars[0]).shape, _form(equation.outvars[0]).shape
-    flops = 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
+    left: Any = equation.invars[0].aval
+    out: Any = equation.outvars[0].aval
+    flops = 2.0 * out.size * math.prod(left.shape[i] for i in contracted)
     # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
     # (`ops.patches`). Gradients keep the scope of what they are of.
     scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
@@ -207,7 +204,8 @@ def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
 def _convolution(equation: JaxprEqn, _: list[Known]) -> float:
     """Counts the products of a convolution without those with padding or holes of its input."""
     params = equation.params
-    left, right, out = (_form(v).shape for v in (*equation.invars, *equation.outvars))
+    values: list[Any] = [*equation.invars, *equation.outvars]
+    left, right, out = (value.aval.shape for value in values)
     numbers = params["dimension_numbers"]
     pairs = 1
     axes = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:])

@@ -383,8 +383,10 @@ def _score_blocks(
     Returns:
       The roster and the layout of each block's clients, and their scores.
     """
-    nobody = np.zeros(0, np.int64)
-    chosen, layouts = _with_samples(program, ids), {}
+    nobody, layouts = np.zeros(0, np.int64), {}
+    counts = sum(program.data.counts[split][ids] for split in program.in_evaluation[0].splits)
+    # Clients that no sample scores are left out, unless that is everybody.
+    chosen = ids[counts > 0] if np.any(counts) else ids
     for name, clients in program.clients.items():
         roster = clients.roster
         rows, size = roster.rows(chosen), clients.programs.store.block(roster)
@@ -404,15 +406,6 @@ def _score_blocks(
             all_layouts.append(of_bucket)
             all_scores.append(scores[name])
     return all_layouts, all_scores
-
-
-def _with_samples(program: Program, ids: np.ndarray) -> np.ndarray:
-    """Returns those of `ids` that have any sample to be scored on; all of them where none has."""
-    splits = program.in_evaluation[0].splits
-    counts = sum(program.data.counts[split][ids] for split in splits)
-    if not np.any(counts):
-        return ids
-    return ids[counts > 0]
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:

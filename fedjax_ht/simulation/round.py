@@ -112,12 +112,9 @@ def run_round(
     report = round_report(answers, result)
     for add in round.additions:
         report = add(state, answers, report)
-    new = new._replace(
-        round=state.round + 1,
-        server=server,
-        last_round=_reached(state, answers),
-        waiting=waiting,
-    )
+    last_round = state.last_round.copy()
+    last_round[report.participants] = state.round
+    new = new._replace(round=state.round + 1, server=server, last_round=last_round, waiting=waiting)
     if state.reports is not None:
         heard = with_losses(state.reports, report.participants, report.losses)
         new = new._replace(reports=heard)
@@ -138,14 +135,6 @@ def _timed(seconds: dict[str, float], name: str, call: Callable[[], T]) -> T:
     result = jax.block_until_ready(call())
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     return result
-
-
-def _reached(state: SimulationState, answers: dict[str, Answers]) -> np.ndarray:
-    """`SimulationState.last_round` after the round."""
-    last_round = state.last_round.copy()
-    for part in answers.values():
-        last_round[part.ids] = state.round
-    return last_round
 
 
 def add_newcomers_bytes(

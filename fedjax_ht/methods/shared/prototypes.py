@@ -4,6 +4,7 @@ A prototype is the mean feature of a class, float [K]; a client sends those of t
 has training samples of.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -74,10 +75,7 @@ def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
       `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` converts them to
       prototypes.
     """
-
-    def extract(x, mask):
-        return own_features(bucket, client, x, mask)
-
+    extract = functools.partial(own_features, bucket, client)
     return sum_by_class(extract, data, bucket.num_classes)
 
 

@@ -1,7 +1,7 @@
 """Local training of a client's model by its task's loss, which most methods share."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,13 @@ def train_model(
     ctx: Context,
     *,
     part: Literal["base", "head"] | None = None,
-    **options: Any,
+    trained: PyTree = None,
+    put: Callable[[PyTree], PyTree] | None = None,
+    split: str = "train",
+    regulariser: Regulariser | None = None,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+    gather_features: bool = False,
+    classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
     """Trains a client's model by cross-entropy, with optional terms of features and parameters.
 
@@ -76,67 +82,29 @@ def train_model(
       data, ctx: the client's data and its context, as for `client_update`. A second training in a
         round needs another key, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
       part: "base" to train the feature extractor alone, "head" for the head alone; None for both.
-      **options: split, regulariser, penalty, gather_features and classes, see `train_where`; a
-        penalty gets the trained parameters.
-
-    Returns:
-      The client's new state, and the result of the training: the trained parameters, and class sums
-      of the features if `gather_features`.
-    """
-    params = client["params"]
-
-    def put(trained: PyTree) -> PyTree:
-        return trained if part is None else params | {part: trained}
-
-    return train_where(
-        training,
-        bucket,
-        client,
-        data,
-        key=ctx.key,
-        trained=params if part is None else params[part],
-        put=put,
-        **options,
-    )
-
-
-def train_where(
-    training: LocalTraining,
-    bucket: Bucket,
-    client: PyTree,
-    data: Data,
-    *,
-    key: jax.Array,
-    trained: PyTree,
-    put: Callable[[PyTree], PyTree],
-    split: str = "train",
-    regulariser: Regulariser | None = None,
-    penalty: Callable[[PyTree], jax.Array] | None = None,
-    gather_features: bool = False,
-    classes: jax.Array | None = None,
-) -> tuple[PyTree, TrainingResult]:
-    """Trains values from which the parameters of a client's model are made, by cross-entropy.
-
-    The values are the parameters themselves, or a part of them, in `train_model`.
-
-    Args:
-      training, bucket, client, data: arguments as of `train_model`.
-      key: folds into shuffles and dropout.
-      trained: the values; the optimiser has no state of others.
-      put: (the values) -> all parameters {"base", "head"}.
+      trained: other values to train, from which `put` makes the parameters; the optimiser has no
+        state of others. None for the parameters themselves, or a part of them.
+      put: (the trained values) -> all parameters {"base", "head"}; None without `trained`.
       split: the samples to train on, a key of `data.splits`.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None for none.
-      penalty: (the values) -> scalar added to the loss; None for none.
+      penalty: (the trained values) -> scalar added to the loss; None for none.
       gather_features: True sums the features of the training by class.
       classes: bool [num_classes]; the logits of other classes are 0 in the loss. None for all
         classes.
 
     Returns:
-      The client's new state, and the result of the training, whose parameters are the values.
+      The client's new state, and the result of the training: the trained values, and class sums of
+      the features if `gather_features`.
     """
+    params, make = client["params"], put
+    if make is None:
+        trained = params if part is None else params[part]
+
+        def make(values: PyTree) -> PyTree:
+            return values if part is None else params | {part: values}
 
     def loss(values, stats, batch: Batch, key) -> Loss:
-        params = put(values)
+        params = make(values)
         rows, stats = batch_features(bucket, params, stats, batch, key)
         scores = logits(bucket, params, rows)
         if classes is not None:
@@ -154,8 +122,8 @@ def train_where(
         trained,
         client["stats"],
         data,
-        key=key,
+        key=ctx.key,
         num_classes=bucket.num_classes,
         split=split,
     )
-    return client | {"params": put(result.params), "stats": result.stats}, result
+    return client | {"params": make(result.params), "stats": result.stats}, result
