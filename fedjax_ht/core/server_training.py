@@ -59,51 +59,6 @@ def train_on_rows(
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).
     """
-
-    def stateless(params, stats, batch, mask, key):
-        return loss_fn(params, batch, mask, key), stats
-
-    params, _, loss = train_with_stats(
-        optimizer,
-        stateless,
-        params,
-        (),
-        rows=rows,
-        valid=valid,
-        key=key,
-        epochs=epochs,
-        batch_size=batch_size,
-        drop_single=drop_single,
-    )
-    return params, loss
-
-
-def train_with_stats(
-    optimizer: optax.GradientTransformation,
-    loss_fn: Callable[
-        [PyTree, PyTree, PyTree, Bool[Array, " B"], Key[Array, ""]],
-        tuple[Float[Array, ""], PyTree],
-    ],
-    params: PyTree,
-    stats: PyTree,
-    *,
-    rows: PyTree,
-    valid: Bool[Array, " M"],
-    key: Key[Array, ""],
-    epochs: int,
-    batch_size: int,
-    drop_single: bool = False,
-) -> tuple[PyTree, PyTree, Float[Array, ""]]:
-    """Trains as `train_on_rows`, a model that keeps batch statistics.
-
-    Args:
-      loss_fn: (params, stats, batch of rows, mask bool [B], key) -> (scalar, stats).
-      stats: the batch statistics.
-      Others: the arguments of `train_on_rows`.
-
-    Returns:
-      params, stats, and the mean loss over the last epoch (0 if there was no step).
-    """
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
     if drop_single and batch_size > 1:
@@ -114,22 +69,21 @@ def train_with_stats(
         order = shuffled(jax.random.fold_in(shuffle_key, number), source)
 
         def step(i, carry):
-            params, stats, state, total = carry
+            params, state, total = carry
             position = i * batch_size + jnp.arange(batch_size)
             # Past the end some row is read, and masked.
             index = order[jnp.minimum(position, order.shape[0] - 1)]
             batch = jax.tree.map(lambda x: x[index], rows)
             step_key = jax.random.fold_in(loss_key, number * batches + i)
-            differentiate = jax.value_and_grad(loss_fn, has_aux=True)
-            (loss, stats), gradients = differentiate(
-                params, stats, batch, position < source.count, step_key
+            loss, gradients = jax.value_and_grad(loss_fn)(
+                params, batch, position < source.count, step_key
             )
             updates, state = optimizer.update(gradients, state, params)
-            return optax.apply_updates(params, updates), stats, state, total + loss
+            return optax.apply_updates(params, updates), state, total + loss
 
-        params, stats, state, _ = carry
-        return lax.fori_loop(0, batches, step, (params, stats, state, jnp.float32(0)))
+        params, state, _ = carry
+        return lax.fori_loop(0, batches, step, (params, state, jnp.float32(0)))
 
-    start = (params, stats, optimizer.init(params), jnp.float32(0))
-    params, stats, _, total = lax.fori_loop(0, epochs, epoch, start)
-    return params, stats, total / jnp.maximum(batches, 1)
+    start = (params, optimizer.init(params), jnp.float32(0))
+    params, _, total = lax.fori_loop(0, epochs, epoch, start)
+    return params, total / jnp.maximum(batches, 1)
