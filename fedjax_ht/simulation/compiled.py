@@ -161,7 +161,9 @@ def compiled_round(program: Program) -> Round:
 
         additions.append(functools.partial(with_epsilon, program))
     if program.federation.public is not None:
-        sizes = np.full(num_clients, public_bytes(program.federation.public, program.samples))
+        sizes = np.full(
+            num_clients, public_bytes(program.federation.public, program.placed.samples)
+        )
         additions.append(functools.partial(add_newcomers_bytes, "public_bytes", sizes))
     if program.placed.frozen:
         sizes = _frozen_bytes(program)

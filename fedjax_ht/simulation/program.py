@@ -137,7 +137,6 @@ class Program(NamedTuple):
       mesh: the devices.
       seed: the root seed, uint32 scalar, NumPy.
       settings: the method's values that vary, float32 scalars, NumPy; () where none varies.
-      samples: the data without the clients' splits, on all devices.
       placed: the arrays that another run of the same data may share.
       clients: bucket name -> its clients.
       after_training: the request that scores a round's participants before anything comes down.
@@ -158,7 +157,6 @@ class Program(NamedTuple):
     mesh: Mesh
     seed: np.ndarray
     settings: PyTree
-    samples: Data
     placed: Placed
     clients: dict[str, Clients]
     after_training: EvaluationRequest
@@ -240,7 +238,6 @@ def bind(
         mesh=mesh,
         seed=root_seed,
         settings=numbers,
-        samples=samples,
         placed=arrays,
         clients=clients,
         after_training=request(False, ("test",)),
