@@ -29,7 +29,7 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.engine import forget_engines
-from fedjax_ht.trust.outliers import size_ratios, summaries
+from fedjax_ht.trust.outliers import size_ratios
 
 RESULT = Path(__file__).parent / "results/honest_uploads.csv"
 CLIENTS, SAMPLES, ROUNDS = 10, 600, 4
@@ -76,19 +76,19 @@ def arm_of(method: str) -> Run:
 def recorded() -> Iterator[Ratios]:
     """Yields the ratios of all uploads that servers screen within the block, by measure."""
     ratios: Ratios = {"size": [], "score": []}
-    screened = serving.screened
+    outlier_scores = serving.outlier_scores
 
     def record(sizes, scores):
         ratios["size"].append(np.asarray(sizes).ravel())
         ratios["score"].append(np.asarray(scores).ravel())
 
-    def also_recorded(method, num_clients, received, times):
-        result = screened(method, num_clients, received, times)
-        jax.debug.callback(record, size_ratios(num_clients, summaries(received)), result[1])
-        return result
+    def also_recorded(method, num_clients, summarised):
+        scores = outlier_scores(method, num_clients, summarised)
+        jax.debug.callback(record, size_ratios(num_clients, summarised), scores)
+        return scores
 
     forget_engines()  # programs record for the block in which they are made
-    with mock.patch.object(serving, "screened", also_recorded):
+    with mock.patch.object(serving, "outlier_scores", also_recorded):
         yield ratios
     forget_engines()
 

@@ -14,7 +14,6 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import client_context
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Metadata, is_payload, leaves_of
 
 
 class Code(NamedTuple):
@@ -64,24 +63,3 @@ def decoded(code: Code, bucket: Bucket, message, downlink, root, round, info) ->
     """Returns the upload that a message stands for, at the server as at the client; arguments as of
     `encoded`."""
     return code.decode(bucket, message, downlink, client_context(Purpose.TRAIN, root, round, info))
-
-
-def require_floats(method: str, uplink: Any) -> None:
-    """Refuses an upload with numbers that nobody behind the wire could read.
-
-    Args:
-      method: name of the method.
-      uplink: an upload as `client_update` returns it, or its form.
-
-    Raises:
-      ValueError: an array outside `Metadata` holds no floats. One line.
-    """
-    for leaf in leaves_of(uplink):
-        if isinstance(leaf, Metadata) or is_payload(leaf):
-            continue
-        kind = getattr(getattr(leaf, "values", leaf), "dtype", type(leaf).__name__)
-        raise ValueError(
-            f"client_update of {method!r} sends {kind} outside Metadata, which attacks, defences "
-            "and outlier reports could not read; return floats and declare Wire(code=fl.Code(...)),"
-            " or put counts and indices into fl.Metadata"
-        )

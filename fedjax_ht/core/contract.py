@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket, model_form
-from fedjax_ht.core.codes import require_floats
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.method import Method, around, no_stats
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.wire import Metadata, is_payload, leaves_of
 
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 """Phrases of chex, and what a message of this library says instead."""
@@ -159,7 +159,7 @@ def _check_client_update(method: Method, arguments: tuple, out: Any) -> tuple:
     new, uplink, metrics = _require_values(method, "client_update", out, values)
     _require_state(method, "client_update", "client", client, new)
     uplink = jax.tree.map(jnp.asarray, uplink)  # of a count that is a constant NumPy makes scalars
-    require_floats(method.name, uplink)
+    _require_floats(method, uplink)
     return new, uplink, _require_metrics(method, "client_update", metrics)
 
 
@@ -241,6 +241,27 @@ def _require_state(method: Method, name: str, side: str, before: PyTree, after: 
     state = f"the {side}'s state that {name} of {method.name!r} returns"
     with one_line(f"{state} must have the form of the one it was given"):
         chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
+
+
+def _require_floats(method: Method, uplink: PyTree) -> None:
+    """Refuses an upload with numbers that nobody behind the wire could read.
+
+    Args:
+      method: the method, named in the message.
+      uplink: an upload as `client_update` returns it, or its form.
+
+    Raises:
+      ValueError: an array outside `Metadata` holds no floats. One line.
+    """
+    for leaf in leaves_of(uplink):
+        if isinstance(leaf, Metadata) or is_payload(leaf):
+            continue
+        kind = getattr(getattr(leaf, "values", leaf), "dtype", type(leaf).__name__)
+        raise ValueError(
+            f"client_update of {method.name!r} sends {kind} outside Metadata, which attacks, "
+            "defences and outlier reports could not read; return floats and declare "
+            "Wire(code=fl.Code(...)), or put counts and indices into fl.Metadata"
+        )
 
 
 def _require_metrics(method: Method, name: str, metrics: Any) -> Mapping[str, Any]:

@@ -295,7 +295,9 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
     counter, end = condition.eqns[0].invars
     carried = condition.invars[skip:]
     inputs, outputs = body.invars[body_skip:], body.outvars
-    place, end_place = _index(carried, counter), _index(carried, end)
+    # By identity: equality of variables is not defined.
+    places = {id(variable): place for place, variable in enumerate(carried)}
+    place, end_place = places.get(id(counter)), places.get(id(end))
     if place is None or not _adds_one(body, inputs[place], outputs[place]):
         return None
     if end_place is not None and inputs[end_place] is not outputs[end_place]:
@@ -308,14 +310,6 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
     if before[counter] is None or end_value is None:
         return None
     return _Counter(place, before[counter], end_value)
-
-
-def _index(variables: Sequence, variable: Any) -> int | None:
-    """Returns the place of a variable itself: equality of variables is not defined."""
-    for i, candidate in enumerate(variables):
-        if candidate is variable:
-            return i
-    return None
 
 
 def _adds_one(body: Jaxpr, old: Any, new: Any) -> bool:

@@ -138,7 +138,8 @@ def run(
       >>> state, history = fl.run(simulation, rounds=5)
       >>> state, history = fl.run(simulation, rounds=8, state=state, history=history)  # three more
     """
-    check_start(state, history)
+    if history:
+        check_start(state, history)
     if state is not None:
         state = copy_state(state)
     divergence, named = Divergence(simulation.num_classes, history), set()
@@ -196,8 +197,6 @@ SHOWN = 10  # names in a warning
 
 def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
     """Refuses a history that does not end where the state stands: two runs would be joined."""
-    if not history:
-        return
     if state is None:
         raise ValueError(
             f"history has {len(history)} rows, and no state goes with it; give both, as run "
