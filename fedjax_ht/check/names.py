@@ -5,7 +5,6 @@ import re
 import reprlib
 from collections.abc import Collection, Iterable, Sequence
 
-SHOWN = 5  # clients that a line names
 SEPARATORS = re.compile(r"[^a-z0-9]+")
 WORD = 3  # letters of a word that may stand for a whole name
 
@@ -103,10 +102,7 @@ def kind_of_value(value: object) -> str:
 def listed_clients(ids: Iterable[int]) -> str:
     """Writes "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
     names = list(map(str, ids))
-    listed = ", ".join(names[:SHOWN])
-    if len(names) > SHOWN:
-        listed += f" and {len(names) - SHOWN} more"
-    return f"client{'s' if len(names) > 1 else ''} {listed}"
+    return f"client{'s' if len(names) > 1 else ''} {listed(names)}"
 
 
 def short(value: object, length: int = 60) -> str:

@@ -4,6 +4,7 @@ accuracy that falls back to that of the untrained federation."""
 import math
 from collections.abc import Sequence
 
+from fedjax_ht.check.names import listed_clients
 from fedjax_ht.simulation.rows import Row
 
 RAISED, HIGH, HOPELESS = 3.0, 10.0, 100.0
@@ -12,7 +13,6 @@ whatever else a run shows: methods add regularisers to the cross-entropy, which 
 in FedKTL."""
 RISEN = 3.0  # times the lowest loss of earlier rounds that a high loss has risen to
 SERVER_RISEN = 10.0  # the same of losses of a server, which are no cross-entropies of clients
-MOST_NAMED = 5  # clients
 GAIN, LEFT = 0.2, 0.1
 """Accuracy above the untrained federation's that a run must have had, and the share of the gain
 that is left of it where it counts as lost."""
@@ -52,11 +52,8 @@ class Divergence:
         row = self.outlying
         if row is None:
             return ""
-        ids = [str(int(client)) for client, _ in row["far_off"]]
-        if len(ids) > MOST_NAMED:
-            ids[MOST_NAMED:] = [f"{len(ids) - MOST_NAMED} more"]
-        clients = "client" if len(row["far_off"]) == 1 else "clients"
-        return f"; outlying uploads in round {row['round']} of {clients} {', '.join(ids)}"
+        clients = listed_clients(int(client) for client, _ in row["far_off"])
+        return f"; outlying uploads in round {row['round']} of {clients}"
 
     def _of_loss(self, name: str, row: Row) -> list[str]:
         """Returns a line on a loss, of the clients ("loss") or of the server, that is too high."""

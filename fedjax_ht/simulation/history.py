@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.check.options import Count, Whole, checked
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.rows import Row, Runs, evaluated, merit, score_of
@@ -219,10 +220,7 @@ def not_finite(row: Row, named: set[str]) -> list[str]:
     if not new:
         return []
     named |= set(new)
-    listed = ", ".join(new[:SHOWN])
-    if len(new) > SHOWN:
-        listed += f" and {len(new) - SHOWN} more"
     return [
-        f"the results of {listed} are not finite and were left out; "
+        f"the results of {listed(new, SHOWN)} are not finite and were left out; "
         "simulation.find_fault(state) says where a round first goes wrong"
     ]

@@ -78,7 +78,7 @@ def test_the_clients_of_the_latest_outlying_uploads_are_named():
     divergence, lines = Divergence(4), []
     for row in history:
         lines += divergence.notes(row)
-    assert lines[0].endswith("; outlying uploads in round 2 of clients 0, 1, 2, 3, 4, 2 more")
+    assert lines[0].endswith("; outlying uploads in round 2 of clients 0, 1, 2, 3, 4 and 2 more")
     (line,) = Divergence(4, history[:2]).notes(history[2] | {"far_off": []})
     assert line.endswith("; outlying uploads in round 1 of client 4")
 
