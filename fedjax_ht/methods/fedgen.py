@@ -55,7 +55,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
-from fedjax_ht.methods.shared.averaging import weighted_mean
+from fedjax_ht.methods.shared.averaging import keep_present, weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.shared.supervised import batch_features, count_labels, train_client
 from fedjax_ht.methods.shared.variants import Variant, settled
@@ -327,10 +327,7 @@ def fedgen(
         counts = counts.astype(jnp.float32)
         samples = counts.sum(1)
 
-        def counted(x):  # the heads of absent clients may be NaN, and are run all the same
-            return jnp.where((samples > 0).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
-
-        heads, bucket = jax.tree.map(counted, uplink.head), head_bucket(federation)
+        heads, bucket = keep_present(uplink.head, samples > 0), head_bucket(federation)
         generator, loss = train_generator(
             recipe,
             batch_size,

@@ -53,7 +53,7 @@ from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for
-from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, keep_present, set_rows, weighted_mean
 from fedjax_ht.methods.shared.supervised import train_model
 
 Variant = Literal["paper", "pfllib"]
@@ -173,11 +173,10 @@ def serve(old: Server, uploads: Received, variant: Variant) -> Server:
     shares = head_shares(rows, uplink.variance, valid, scaled=variant == "paper")
 
     def mixed(stacked, rows):
-        rows = jnp.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
         new = jnp.tensordot(shares, rows, 1)
         return set_rows(stacked, uploads, new, valid)
 
-    heads = jax.tree.map(mixed, old.heads, uplink.params["head"])
+    heads = jax.tree.map(mixed, old.heads, keep_present(uplink.params["head"], valid))
     sent = present.any(0)
     values = prototypes.mean_by_class(means, present, counts if variant == "paper" else None)
     new = Server(

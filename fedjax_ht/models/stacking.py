@@ -13,6 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.trees import join_trees, take
+
 SUFFIX = "_blocks"
 ON_GPUS = 7  # ResNet-152's 35 blocks take five turns; of a ViT's twelve no loop is left
 Tree = dict[str, Any]
@@ -71,7 +73,7 @@ def unstack_blocks(tree: Tree) -> Tree:
             out[name] = value
         elif name.endswith(SUFFIX):
             for i, block in enumerate(_block_names(tree, name)):
-                out[block] = _block_at(value, i)
+                out[block] = take(value, i)
         else:
             out[name] = unstack_blocks(value)
     return out
@@ -113,7 +115,7 @@ def stack_blocks(tree: Tree, like: Tree) -> Tree:
     out = {}
     for name, names in blocks.items():
         if name.endswith(SUFFIX):
-            out[name] = jax.tree.map(_stacked, *(tree[block] for block in names))
+            out[name] = join_trees(jnp.stack, [tree[block] for block in names])
         elif isinstance(like[name], dict):
             out[name] = stack_blocks(tree[name], like[name])
         else:
@@ -129,14 +131,3 @@ def _block_names(tree: Tree, stacked: str) -> list[str]:
         first += name.startswith(f"{stage}_") and name[len(stage) + 1 :].isdigit()
     length = jax.tree.leaves(tree[stacked])[0].shape[0]
     return [f"{stage}_{i}" for i in range(first, first + length)]
-
-
-def _block_at(stack: Tree, i: int) -> Tree:
-    def select(leaf):
-        return leaf[i]
-
-    return jax.tree.map(select, stack)
-
-
-def _stacked(*leaves: jax.Array) -> jax.Array:
-    return jnp.stack(leaves)

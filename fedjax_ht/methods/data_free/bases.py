@@ -38,14 +38,14 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import HostArray, PyTree, select
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.data_free.options import FORMS
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.local import local
-from fedjax_ht.methods.shared.averaging import Weighting
+from fedjax_ht.methods.shared.averaging import Weighting, keep_present
 from fedjax_ht.methods.shared.partial_training import partial_training, uploaded_params
 from fedjax_ht.methods.shared.slicing import widest_first
 from fedjax_ht.methods.shared.supervised import train_model
@@ -223,18 +223,6 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
     alike = present / jnp.maximum(present.sum(), 1)
     weights = jnp.where(of_class > 0, counts / jnp.maximum(of_class, 1), alike[:, None])
     return weights, of_class / jnp.maximum(of_class.sum(), 1)
-
-
-def keep_present(tree: PyTree, present: HostArray) -> PyTree:
-    """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
-
-    All teachers run, and the values of absent ones may be NaN.
-    """
-
-    def keep(x):
-        return jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
-
-    return jax.tree.map(keep, tree)
 
 
 def sent_model(server: Server) -> PyTree:

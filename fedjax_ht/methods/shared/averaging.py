@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Metadata
+from fedjax_ht.core.wire import Metadata, over_rows
 
 Weighting = Literal["samples", "uniform"]
 
@@ -97,3 +97,11 @@ def set_rows(
     # An id past the last client is dropped by the scatter.
     places = jnp.where(written, received.info.id, len(table))
     return table.at[places].set(rows, mode="drop")
+
+
+def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
+    """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
+
+    Servers run absent clients' models, too, and their values may be NaN.
+    """
+    return jax.tree.map(lambda x: jnp.where(over_rows(present, x), x, 0), tree)

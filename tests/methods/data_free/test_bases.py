@@ -8,10 +8,10 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods.data_free.bases import (
     Teachers,
     ask,
-    keep_present,
     label_weights,
     norm_moments,
 )
+from fedjax_ht.methods.shared.averaging import keep_present
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear, Norm
 from tests.federations import NUM_CLASSES, SHAPE, sliced_federation
