@@ -40,10 +40,12 @@ class Cohort(NamedTuple):
     Attributes:
       ids: int64 [m], ascending.
       dropped: bool [m], participants whose uplink gets lost after training.
+      reachable: bool [num_clients], clients that can be reached in the round.
     """
 
     ids: np.ndarray
     dropped: np.ndarray
+    reachable: np.ndarray
 
 
 class Round(NamedTuple):
@@ -76,11 +78,13 @@ def draw_cohort(options: SimulationOptions, new: np.ndarray, state: SimulationSt
     """Draws a round's participants, none of the clients `new`, bool [num_clients]: a pure function
     of seed and state, so that a resumed run draws the same."""
     num_clients = len(new)
-    free = options.reachable(num_clients, state.round) & ~new
+    reachable = options.reachable(num_clients, state.round)
+    free = reachable & ~new
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
         free &= ~state.waiting.unfinished
-    return Cohort(*choose_participants(options, num_clients, state.round, free, state.reports))
+    ids, dropped = choose_participants(options, num_clients, state.round, free, state.reports)
+    return Cohort(ids, dropped, reachable)
 
 
 def run_round(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import HostArray, PyTree
 from fedjax_ht.core.wire import Metadata, over_rows
 
 Weighting = Literal["samples", "uniform"]
@@ -99,7 +99,7 @@ def set_rows(
     return table.at[places].set(rows, mode="drop")
 
 
-def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
+def keep_present(tree: PyTree, present: HostArray) -> PyTree:
     """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
 
     Servers run absent clients' models, too, and their values may be NaN.

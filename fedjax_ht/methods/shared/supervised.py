@@ -96,12 +96,14 @@ def train_model(
       The client's new state, and the result of the training: the trained values, and class sums of
       the features if `gather_features`.
     """
-    params, make = client["params"], put
-    if make is None:
+    params = client["params"]
+    if put is None:
         trained = params if part is None else params[part]
 
-        def make(values: PyTree) -> PyTree:
-            return values if part is None else params | {part: values}
+    def make(values: PyTree) -> PyTree:
+        if put is not None:
+            return put(values)
+        return values if part is None else params | {part: values}
 
     def loss(values, stats, batch: Batch, key) -> Loss:
         params = make(values)
