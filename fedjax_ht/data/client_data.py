@@ -183,14 +183,10 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
             f"{federation.task.name}; make it with task=dataset.task"
         )
     if dataset.num_outputs != federation.num_classes:
-        if dataset.targets is not None:
-            raise ValueError(
-                f"{dataset.name} has {dataset.num_outputs} targets a sample, the federation "
-                f"{federation.num_classes} outputs; make it with num_classes=dataset.num_outputs"
-            )
+        kind = "classes" if dataset.targets is None else "targets a sample"
         raise ValueError(
-            f"{dataset.name} has {dataset.num_classes} classes, the federation "
-            f"{federation.num_classes}; make it with num_classes={dataset.num_classes}"
+            f"{dataset.name} has {dataset.num_outputs} {kind}, the federation "
+            f"{federation.num_classes} outputs; make it with num_classes={dataset.num_outputs}"
         )
     check_apart(dataset, partition)
     for bucket in federation.buckets:

@@ -226,8 +226,6 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
         hint = ""
         if values.ndim == 2 and np.isin(values, (0, 1)).all():
             hint = "; labels.argmax(1) makes them of a one for the class and zeros"
-            if several := np.count_nonzero(np.count_nonzero(values, 1) != 1):
-                hint = f", and {several} of {len(values)} rows have several ones, or none"
         raise ValueError(
             f"{name}: labels of shape {values.shape}; they must be one number a sample, [N]{hint}"
         )

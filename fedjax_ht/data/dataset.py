@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ht.check.names import kind_of_value
-from fedjax_ht.check.options import Count, allows, check_value
+from fedjax_ht.check.options import Count, check_value
 from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.inputs import (
     AsStored,
@@ -332,19 +331,11 @@ class Dataset:
 def _check_kinds(dataset: Any) -> None:
     """Refuses fields of another kind, each in one line."""
     check_value("name", dataset.name, str)
-    name, names = dataset.name, dataset.class_names
-    if not allows(tuple[str, ...], names):
-        raise ValueError(
-            f"{name}: class_names is {kind_of_value(names)}; it must be a tuple with one text per "
-            "class, such as ('cat', 'dog') or tuple(map(str, range(10)))"
-        )
+    name = dataset.name
+    check_value(f"{name}: class_names", dataset.class_names, tuple[str, ...])
     check_value(f"{name}: preprocess", dataset.preprocess, Callable | None)
     check_value(f"{name}: vocabulary", dataset.vocabulary, Count | None)
-    if not isinstance(dataset.official, Mapping):
-        raise ValueError(
-            f"{name}: official is {kind_of_value(dataset.official)}; it must be a dict, such as "
-            '{"train": indices, "test": indices}'
-        )
+    check_value(f"{name}: official", dataset.official, Mapping)
 
 
 def _checked_targets(name: str, targets: Any, task: Task, count: int) -> np.ndarray:

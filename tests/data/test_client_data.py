@@ -66,7 +66,7 @@ def test_evaluated_samples_are_mixed():
     "wrong, message",
     [
         (federation(num_clients=4), "the partition has 3 clients, the federation 4; make both"),
-        (federation(classes=4), "3 classes, the federation 4; make it with num_classes=3"),
+        (federation(classes=4), "3 classes, the federation 4 outputs; make it with num_classes=3"),
         (federation(shape=(3, 3, 1)), r"takes \(3, 3, 1\)"),
     ],
 )

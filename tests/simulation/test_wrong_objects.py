@@ -60,7 +60,10 @@ def simulation():
         (lambda: fl.best([]), "history has 0 rows, none with a test accuracy; best takes the hist"),
         (lambda: fl.best([ROW, ROW | {"trial": 1}]), "history has the rows of 2 trials; give"),
         (lambda: fl.train_and_evaluate("quickstart", "runs"), "config is a str; it must be what"),
-        (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10), "d: class_names is an int"),
+        (
+            lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10),
+            "d: class_names is 10; it must be",
+        ),
         (
             lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), ("a", "b"), "scale"),
             "d: preprocess is 'scale'; it must be a function or None",

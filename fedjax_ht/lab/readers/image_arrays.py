@@ -49,10 +49,9 @@ def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
             "inputs=x.astype(np.float32)"
         )
     if x.dtype == np.uint8 and x.size and not _may_be_images(x.shape):
-        hint = "; images.reshape(-1, H, W, C) makes them of rows of pixels" if x.ndim == 2 else ""
         raise ValueError(
             f"{form}, bytes of other proportions than an image's; call it images if they are, or "
-            f"inputs if they are not{hint}"
+            "inputs if they are not; rows of pixels need images.reshape(-1, H, W, C)"
         )
     return x.dtype == np.uint8 or x.ndim != 2, ""
 

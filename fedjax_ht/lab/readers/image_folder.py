@@ -7,7 +7,7 @@ out without being counted, and classes that are called like sets are refused.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +41,10 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
       ValueError: there are no images, their sizes differ, or the folders may be classes as well as
         sets.
     """
-    files = _files_of(root)
-    below = _common(list(files.images.values()), 1)
+    images, others = _files_of(root)
+    below = _common(list(images.values()), 1)
     common = [set_of(folder) for folder in below if set_of(folder)]
-    inner = [above[len(below) :] for above in files.images.values()]
+    inner = [above[len(below) :] for above in images.values()]
     sets = {} if common else _first_sets([above for above in inner if above])
 
     def place(above: tuple[str, ...]) -> _Place:
@@ -55,7 +55,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
             return _Place("", ())
         return _Place(sets[above[0]], _below_set(above))
 
-    places, strays = _placed(files, place, "in no folder of a class")
+    places, strays = _placed(images, place, "in no folder of a class")
     if not sets:
         _refuse_shared(places.values())
     owners = [place.owner for place in places.values()]
@@ -79,7 +79,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
         official={x: np.flatnonzero(np.array(owners) == x) for x in SETS if x in owners},
         reading=Reading(
             path=str(root),
-            left_out=(*files.left_out, *strays),
+            left_out=(*others, *strays),
             converted=tuple(notes),
             warnings=(
                 *alike,
@@ -96,6 +96,8 @@ class _Place(NamedTuple):
     classes: tuple[str, ...]
 
 
+_Images = Mapping[str, tuple[str, ...]]  # name of each image -> the folders above it
+
 ENDINGS = (
     *("png", "jpg", "jpeg", "jpe", "jfif", "bmp", "webp", "tif", "tiff", "gif"),
     *("ppm", "pgm", "pbm", "pnm"),
@@ -109,20 +111,8 @@ _BESIDE = (
 """Endings of files that stand beside images and say something about them."""
 
 
-class _Files(NamedTuple):
-    """The files of a folder, sorted by kind.
-
-    Attributes:
-      images: name of each image -> the folders above it.
-      left_out: files that are no images, by their ending.
-    """
-
-    images: dict[str, tuple[str, ...]]
-    left_out: tuple[LeftOut, ...]
-
-
-def _files_of(root: Path) -> _Files:
-    """Sorts the files of a folder out.
+def _files_of(root: Path) -> tuple[_Images, tuple[LeftOut, ...]]:
+    """Sorts the files of a folder out: images, and others by their ending.
 
     Raises:
       ValueError: there are no images.
@@ -144,11 +134,11 @@ def _files_of(root: Path) -> _Files:
     if not images:
         only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
         raise ValueError(f"no images{only}")
-    return _Files(images, tuple(left_out))
+    return images, tuple(left_out)
 
 
 def _placed(
-    files: _Files, place: Callable[[tuple[str, ...]], _Place], why: str
+    images: _Images, place: Callable[[tuple[str, ...]], _Place], why: str
 ) -> tuple[dict[str, _Place], tuple[LeftOut, ...]]:
     """The place of each image by the folders above it, and those that are in no class, by folder.
 
@@ -156,7 +146,7 @@ def _placed(
       ValueError: none is in a class.
     """
     places, strays = {}, Counter()
-    for name, above in files.images.items():
+    for name, above in images.items():
         found = place(above)
         if found.classes:
             places[name] = found
@@ -288,15 +278,15 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
     all domains, sorted by name; a domain need not have each, and a warning says which has not.
     Images are 64 by 64 unless `image_size` is given, and grey only if all are.
     """
-    files = _files_of(root)
-    paths = {name: tuple(x for x in above if x != "images") for name, above in files.images.items()}
+    images, others = _files_of(root)
+    paths = {name: tuple(x for x in above if x != "images") for name, above in images.items()}
     depth = len(_common(list(paths.values()), 2))
 
     def place(above: tuple[str, ...]) -> _Place:
         return _Place("".join(above[depth : depth + 1]), above[depth + 1 :])
 
     why = "in no folder of a class of a domain"
-    places, strays = _placed(files._replace(images=paths), place, why)
+    places, strays = _placed(paths, place, why)
     domains = sorted({place.owner for place in places.values()})
     owners = [place.owner for place in places.values()]
     names = [printable(place.classes[0]) for place in places.values()]
@@ -312,7 +302,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
         reading=Reading(
             path=str(root),
             group_names=tuple(map(printable, domains)),
-            left_out=(*files.left_out, *strays),
+            left_out=(*others, *strays),
             warnings=(
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
                 *_missing("domain", owners, names),

@@ -21,7 +21,7 @@ from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.image_arrays import image_or_stored
-from fedjax_ht.lab.readers.roles import refuse_same_names, sets_of
+from fedjax_ht.lab.readers.roles import Owners, refuse_same_names, sets_of
 from fedjax_ht.lab.readers.source import (
     Raw,
     ReadOptions,
@@ -310,7 +310,7 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
         raise ValueError(f"its sets differ in the types of their columns ({reason})") from error
     counts = [len(part) for part in sets.values()]
     columns = dict(zip(data.column_names, data.columns))
-    return Table(columns, counts, official=official, class_names=class_names)
+    return Table(columns, counts, owners=Owners(None, (), official), class_names=class_names)
 
 
 def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:

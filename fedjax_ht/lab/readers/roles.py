@@ -116,15 +116,6 @@ def label_candidates(columns: Sequence[str]) -> list[str]:
     return called
 
 
-def refuse_two_owners(group: str) -> None:
-    """Refuses a column of groups, if there is one, where every file is a client."""
-    if group:
-        raise ValueError(
-            f"every file of the folder is a client, and column {group!r} is called like a group; "
-            f"{leave_out(group)}, or put the files into one"
-        )
-
-
 def leave_out(name: str) -> str:
     """Says how to leave a column out, or to keep it as a feature."""
     return (

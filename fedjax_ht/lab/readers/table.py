@@ -22,10 +22,11 @@ from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.image_arrays import Samples, image_or_stored
 from fedjax_ht.lab.readers.images import Pile, decode
 from fedjax_ht.lab.readers.roles import (
+    Owners,
     Roles,
+    leave_out,
     refuse_index,
     refuse_no_classes,
-    refuse_two_owners,
     roles_of,
     set_of,
 )
@@ -54,9 +55,7 @@ class Table(NamedTuple):
       place: the place of a row by its number, for messages.
       path: the file that it was read from; "" in memory.
       roles: roles of the columns; None to find them by name.
-      official: name of a set -> indices of its rows, where files are sets.
-      groups: the group of each row, where files are clients.
-      group_names: names of these groups.
+      owners: the sets or clients of the rows, where files are such.
       class_names: names of the classes of each column whose labels are numbered.
       left_out: columns and files that are no data.
     """
@@ -66,9 +65,7 @@ class Table(NamedTuple):
     place: Callable[[int], str] = "row {}".format
     path: str = ""
     roles: Roles | None = None
-    official: Mapping[str, np.ndarray] = MappingProxyType({})
-    groups: np.ndarray | None = None
-    group_names: tuple[str, ...] = ()
+    owners: Owners = Owners(None, (), {})
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     left_out: tuple[LeftOut, ...] = ()
 
@@ -98,15 +95,18 @@ def table_raw(
         raise ValueError("it has no rows")
     rest = _without(list(columns), split=split, client=client)
     roles = table.roles or roles_of(rest, options)
-    official, clients = table.official, None
+    official, clients = table.owners.official, None
     if split:
         official = _sets(split, codes_of(split, columns[split], place))
     if client:
         clients = _clients(client, codes_of(client, columns[client], place), official)
-    groups, group_names = table.groups, table.group_names
+    groups, group_names = table.owners.groups, table.owners.names
     if roles.group:
         if groups is not None:
-            refuse_two_owners(roles.group)
+            raise ValueError(
+                f"every file of the folder is a client, and column {roles.group!r} is called like "
+                f"a group; {leave_out(roles.group)}, or put the files into one"
+            )
         codes = codes_of(roles.group, columns[roles.group], place)
         groups, group_names = _groups(roles.group, codes)
     targets = None

@@ -141,7 +141,6 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
         tables.append(data)
         _refuse_other_columns(file, data.column_names, files[0], tables[0].column_names)
     counts = [len(data) for data in tables]
-    owners = owners_of(files, counts)
 
     def place(row: int) -> str:
         number = int(np.searchsorted(np.cumsum(counts), row, "right"))
@@ -159,9 +158,7 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
         path=str(files[0].parent),
         # of columns without names the first is the class
         roles=None if has_head else Roles(names[0], tuple(names[1:]), "", False, ""),
-        official=owners.official,
-        groups=owners.groups,
-        group_names=owners.names,
+        owners=owners_of(files, counts),
     )
 
 

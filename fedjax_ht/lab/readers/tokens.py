@@ -155,14 +155,12 @@ class Tokenizer:
         Raises:
           ValueError: the special tokens alone are more.
         """
-        with self._named():
+        with _one_line(f"{self._path} cannot encode the texts"):
             special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        if length is not None and length <= special:
-            raise ValueError(
-                f"texts are cut to {length} tokens, of which {special} are the tokenizer's special "
-                "ones; set text_length higher"
-            )
-        with self._named():
+            if length is not None and length <= special:
+                raise ValueError(
+                    f"text_length {length} has room for {special} special tokens alone"
+                )
             self._tokenizer.no_padding()
             if length is None:
                 self._tokenizer.no_truncation()
@@ -178,9 +176,6 @@ class Tokenizer:
                 f"{len(self.pieces)}"
             )
         return rows
-
-    def _named(self) -> contextlib.AbstractContextManager[None]:
-        return _one_line(f"{self._path} cannot encode the texts")
 
 
 @contextlib.contextmanager

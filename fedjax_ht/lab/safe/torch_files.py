@@ -152,22 +152,13 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
 def save_safetensors(
     path: Path | str, arrays: Mapping[str, np.ndarray], classes: Sequence[str] = ()
 ) -> None:
-    """Writes float32 or int64 arrays by name, and the classes of a head's rows; the file is
-    replaced as a whole."""
-    entries: dict[str, Any] = {"__metadata__": {"classes": json.dumps(list(classes))}}
-    start = 0
-    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    for name, array in arrays.items():
-        end = start + array.nbytes
-        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
-        entries[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
-        start = end
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % 8)
+    """Writes arrays by name, and the classes of a head's rows; the file is replaced as a whole."""
+    with needing(f"{path}:"):
+        from safetensors.numpy import save
+    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    content = save(ordered, {"classes": json.dumps(list(classes))})
     with atomic_open(path, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for array in arrays.values():
-            file.write(array.tobytes())
+        file.write(content)
 
 
 def noted_classes(path: Path | str) -> tuple[str, ...] | None:
