@@ -240,7 +240,7 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": pixels(30, 128, 9), "y": Y}, "bytes of other proportions than an image's; call it"),
         (
             {"x": pixels(30, 144), "y": Y},
-            "images.reshape(-1, H, W, C) makes them of rows of pixels",
+            "rows of pixels need images.reshape(-1, H, W, C)",
         ),
         ({"x": PHOTOS.astype(float), "y": Y}, "of whole numbers from 0 to 255; give images as"),
         ({"x": PHOTOS > 9, "y": Y}, "call it images if it is, where True becomes 255, or"),
