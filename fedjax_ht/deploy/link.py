@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 from flwr.app import Message, RecordDict
@@ -276,24 +276,6 @@ class Visits:
             self._audit("refused" if fields else "strangers", **fields, codes=codes)
 
 
-class Link(NamedTuple):
-    """A running SuperLink with one run.
-
-    Attributes:
-      get_node_ids: () -> ids of the nodes that are online.
-      exchange: ({node id: request}, {node id: bytes}, timeout in seconds) -> {node id: reply}, of
-        the nodes that have replied in time; a line in place of an unreadable reply. The bytes are
-        those that the arrays of a reply may have, 0 where none are given.
-      owners: node id -> id of the client whose key it has; {} without a list of keys.
-    """
-
-    get_node_ids: Callable[[], list[int]]
-    exchange: Callable[
-        [Mapping[int, Envelope], Mapping[int, int], float], dict[int, Envelope | str]
-    ]
-    owners: Mapping[int, int]
-
-
 @contextlib.contextmanager
 def open_link(
     host: str,
@@ -304,7 +286,7 @@ def open_link(
     *,
     client_ca: Path | None = None,
     audit: Audit = no_audit,
-) -> Iterator[Link]:
+) -> Iterator["Link"]:
     """Listens at an address within the block.
 
     Args:
@@ -356,8 +338,9 @@ def open_link(
         _listening(uvicorn.Server(config), host, port, connections),
         _running(state) as run_id,
     ):
-        nodes = _Nodes(state, mailbox, allowance, run_id=run_id, visits=visits, audit=audit)
-        yield Link(get_node_ids=nodes.get_node_ids, exchange=nodes.exchange, owners=owners)
+        yield Link(
+            state, mailbox, allowance, run_id=run_id, owners=owners, visits=visits, audit=audit
+        )
         visits.flush(is_last=True)
 
 
@@ -422,14 +405,15 @@ def _running(state: LinkState) -> Iterator[int]:
 
 
 @dataclasses.dataclass
-class _Nodes:
-    """The nodes behind the gate; the public methods are those of `Link`.
+class Link:
+    """A running SuperLink with one run, and the nodes behind its gate.
 
     Attributes:
       state: the state of Flower's SuperLink.
       mailbox: the store of its objects.
       allowance: the bytes that nodes may upload.
       run_id: id of the SuperLink's run.
+      owners: node id -> id of the client whose key it has; {} without a list of keys.
       visits: the requests that the gate has refused, and the addresses of clients.
       audit: the log of the server.
     """
@@ -439,20 +423,24 @@ class _Nodes:
     allowance: Allowance
     _: dataclasses.KW_ONLY
     run_id: int
+    owners: Mapping[int, int]
     visits: Visits
     audit: Audit
 
     def get_node_ids(self) -> list[int]:
+        """Returns the ids of the nodes that are online."""
         self.visits.flush()
         return sorted(self.state.get_nodes(self.run_id))
 
     def exchange(
         self, requests: Mapping[int, Envelope], max_bytes: Mapping[int, int], timeout: float
     ) -> dict[int, Envelope | str]:
-        """Sends requests to nodes and waits for their replies.
+        """Sends requests to nodes; returns the replies of those that have replied in time, a line
+        in place of an unreadable one.
 
         Each reply is taken as soon as it is there, whatever the other nodes do. A node that goes
-        offline is not waited for.
+        offline is not waited for. `max_bytes` are those that the arrays of a node's reply may have,
+        0 where none are given.
         """
         names: dict[int, str] = {}
         replies: dict[int, Envelope | str] = {}

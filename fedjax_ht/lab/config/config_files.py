@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from fedjax_ht.check.names import unknown, unknown_option
+from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import hints_of, kind_of
 from fedjax_ht.core.user_code import importable_from, refuse_code, user_modules_in
 from fedjax_ht.data.partition import partition_options
@@ -286,11 +286,6 @@ def undefined_field(field: str) -> str:
             inner = section if isinstance(section, Options) else vars(section)
             return f"{field} is a section of the config; set one of its fields: {', '.join(inner)}"
         return f"--config.{field} stands before --config=FILE, which must be the first of them"
-    section, _, name = field.partition(".options.")
-    if name and section in ("method", "partition"):
-        part: Any = _at(named.fields, section)
-        owner = str(part.name) if section == "method" else f"partition {part.kind!r}"
-        return unknown_option(owner, name, list(part.options))
     return unknown_field(field, known)
 
 

@@ -334,18 +334,16 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def _mixed(identities: Iterable[Identity]) -> list[str]:
-    """Returns a sentence for each kind of program of which several versions trained entries."""
-    identities = list(identities)
-    sentences = [MIXED] if len(set(map(_programs, identities)) - {()}) > 1 else []
-    sums: dict[str, set[str]] = {}
+    """Returns a sentence where several versions of the programs trained entries, and one for each
+    file of a user's own that changed."""
+    seen: dict[str, set[str]] = {}  # program or file -> its versions
     for versions in itertools.chain(*(identity.versions for identity in identities)):
         for name, value in versions.items():
-            if name.startswith(CODE):
-                sums.setdefault(name.removeprefix(CODE), set()).add(value)
-    for file, each in sums.items():
-        if len(each) > 1:
-            sentences.append(f"{file} changed between the rows that it trained.")
-    return sentences
+            seen.setdefault(name, set()).add(value)
+    changed = [name for name, values in seen.items() if len(values) > 1 and name != "machine"]
+    files = [name.removeprefix(CODE) for name in changed if name.startswith(CODE)]
+    sentences = [MIXED] if len(files) < len(changed) else []
+    return sentences + [f"{file} changed between the rows that it trained." for file in files]
 
 
 def _made(identities: Iterable[Identity]) -> str:
@@ -358,16 +356,6 @@ def _made(identities: Iterable[Identity]) -> str:
 
 def _library(versions: Mapping[str, str]) -> str:
     return f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})"
-
-
-def _programs(identity: Identity) -> tuple:
-    """Returns the versions that trained an entry, without machine and own code; () where not
-    known."""
-    programs = {}
-    for versions in identity.versions:
-        names = sorted(n for n in versions if n != "machine" and not n.startswith(CODE))
-        programs[tuple(versions[name] for name in names)] = None
-    return tuple(programs)
 
 
 def _versions(identity: Identity) -> str:

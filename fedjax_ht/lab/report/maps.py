@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -259,7 +258,8 @@ def feature_picture(
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(classes)}
     title, places = placed(np.concatenate([*feature_map.features, feature_map.prototypes]), warn)
     figure, axes = subplots(figsize=(8.4, 5.2))
-    without_numbers(axes)
+    axes.set(xticks=[], yticks=[])  # the directions have no meaning of their own, and one unit
+    axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(title, fontsize=9)
     points, stars = np.split(places, [clients * len(labels)])
     axes.scatter(
@@ -282,13 +282,6 @@ def feature_picture(
 def paint(labels: np.ndarray, colours: Colours) -> list[Any]:
     """Returns the colours of classes, int [n]."""
     return [colours[label] for label in labels.tolist()]
-
-
-def without_numbers(axes: Axes) -> None:
-    """Removes the ticks, since the directions have no meaning of their own, and gives both one
-    unit."""
-    axes.set(xticks=[], yticks=[])
-    axes.set_aspect("equal", adjustable="datalim")
 
 
 def draw_legends(

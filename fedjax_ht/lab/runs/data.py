@@ -51,6 +51,8 @@ _GROUP = flags.DEFINE_string("group", None, "show: the column of whose a sample 
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "show: pixels to resize to.")
 _TEXT_LENGTH = flags.DEFINE_integer("text_length", None, "show: tokens of a text.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "show: the tokenizer of texts.")
+_READING = (_TASK, _LABEL, _FEATURES, _GROUP, _IMAGE_SIZE, _TEXT_LENGTH, _TOKENIZER)
+"""Flags that are options of `load_dataset`."""
 _USAGE = "`get NAME`, `list` or `show NAME`, and --data_dir=DIR if that is not data"
 
 
@@ -102,18 +104,8 @@ def line(source: Source, present: Sequence[Path]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    command(
-        arguments[1:],
-        _DATA_DIR.value,
-        _PAGE.value,
-        image_size=_IMAGE_SIZE.value,
-        text_length=_TEXT_LENGTH.value,
-        tokenizer=_TOKENIZER.value,
-        label=_LABEL.value,
-        features=_FEATURES.value,
-        group=_GROUP.value,
-        task=_TASK.value,
-    )
+    options = {flag.name: flag.value for flag in _READING}
+    command(arguments[1:], _DATA_DIR.value, _PAGE.value, **options)
 
 
 MOST = 40  # classes, and no more, whose names stand beside their bars

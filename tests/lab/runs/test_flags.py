@@ -83,8 +83,10 @@ WRONG = {  # behind --config=quickstart_fedtgp
     "--config.traning.epochs=5": UNKNOWN + "'traning.epochs'; did you mean 'training.epochs'?",
     "-config.rounds.x=5": UNKNOWN + "'rounds.x'; did you mean 'rounds'?",
     "--noconfig.shared_int": UNKNOWN + "'shared_int'; did you mean 'shared_init'?",
-    "--config.method.options.wait=1": "fedtgp has no option 'wait'; did you mean 'weight'?",
-    "--config.partition.options.aplha=1": "partition 'practical' has no option 'aplha'; did you",
+    "--config.method.options.wait=1": UNKNOWN
+    + "'method.options.wait'; did you mean 'method.options.weight'?",
+    "--config.partition.options.aplha=1": UNKNOWN
+    + "'partition.options.aplha'; did you mean 'partition.options.alpha'?",
     "--config.training.lr=1": UNKNOWN + "'training.lr'; did you mean 'training.learning_rate'?",
     "--config.clients=1": UNKNOWN + "'clients'; did you mean 'partition.num_clients'?",
     "--config.report=none": "report is a section of the config; set one of its fields: maps",
