@@ -268,30 +268,20 @@ def sealed_segments(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[
     return entries
 
 
-def used_segments(directory: Path, steps: Iterable[int]) -> set[int] | None:
-    """The segments that these checkpoints refer to.
-
-    None where a checkpoint is damaged: it may need any of them.
+def unused_segments(directory: Path, steps: Iterable[int]) -> list[Path]:
+    """The segments that none of these checkpoints refers to, ascending; none where a checkpoint is
+    damaged, since it may need any of them.
 
     Raises:
       OSError: a checkpoint cannot be read now, which says nothing about what it needs.
     """
-    used = set()
+    segments, used = segments_of(directory), set()
     try:
         for step in steps:
             used |= held_segments(directory / str(step)).keys()
     except (ValueError, AttributeError, *_DAMAGE):
-        return None
-    return used
-
-
-def unused_segments(directory: Path, steps: Iterable[int]) -> list[Path]:
-    """The segments that none of these checkpoints refers to, ascending."""
-    used, segments = used_segments(directory, steps), segments_of(directory)
-    if used is None:
         return []
-    unused = sorted(set(sealed.numbers(segments)) - used)
-    return [segments / str(number) for number in unused]
+    return [segments / str(n) for n in sealed.numbers(segments) if n not in used]
 
 
 def delete_unused(directory: Path) -> None:

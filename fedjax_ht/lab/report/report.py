@@ -42,7 +42,6 @@ from fedjax_ht.simulation.rows import Row, Runs, evaluated
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
 SECONDS = ("seconds_round", "seconds_evaluation")
-WASTED = 0.3  # share of lanes' steps
 FALL = 0.03  # of accuracy, from the best round to the last
 MOST_NAMED = 5  # clients
 
@@ -67,7 +66,7 @@ def warnings(histories: Mapping[str, Runs]) -> list[str]:
     """Returns a line for each trouble of the entries' rounds."""
     lines = []
     for label, runs in histories.items():
-        for check in (*TROUBLES, idle_lanes, far_clients, falls):
+        for check in (*TROUBLES, far_clients, falls):
             for line in check(runs):
                 lines.append(f"{label}: {line}")
     return lines
@@ -155,14 +154,6 @@ def collapsed(runs: Runs) -> Iterator[str]:
 
 
 TROUBLES = (not_finite, outlying, refused, late, kept_server, collapsed)
-
-
-def idle_lanes(runs: Runs) -> Iterator[str]:
-    """Yields a line where lanes waited for long."""
-    wasted = values(merged(runs), "wasted_lane_steps")
-    if wasted and np.mean(wasted) > WASTED:
-        share = f"{100 * np.mean(wasted):.0f} %"
-        yield f"{share} of the steps of lanes waited for a longer client"
 
 
 def far_clients(runs: Runs) -> Iterator[str]:

@@ -91,8 +91,11 @@ _SHARE = flags.DEFINE_float(
 _ENTRIES = flags.DEFINE_string(
     "entries", None, "A share of the entries, such as 2/8: the second, tenth, ... of them."
 )
-_OF = flags.DEFINE_string(
-    "target_score", "accuracy", "The score that the target is of, as in metrics.jsonl."
+_OF = flags.DEFINE_enum(
+    "target_score",
+    "accuracy",
+    ["accuracy", PARTICIPANTS],
+    "The score that the target is of, as in metrics.jsonl.",
 )
 
 
@@ -155,8 +158,6 @@ def chosen_aim(
             raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
     if target is not None and share is not None:
         raise ValueError("--target and --target_share are both given; one of them sets the target")
-    if score not in ("accuracy", PARTICIPANTS):
-        raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
     return Aim(score, target, share)
 
 

@@ -161,12 +161,10 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
 
 
-def test_a_fall_and_idle_lanes_are_pointed_at():
+def test_a_fall_is_pointed_at():
     assert warnings({"a": runs(0.1, 0.6, 0.59)}) == []
     (fell,) = warnings({"a": runs(0.1, 0.6, 0.5)})
     assert fell == "a: the last round is 10.0 points below the best"
-    (idle,) = warnings({"a": runs(0.1, 0.6, wasted_lane_steps=0.5)})
-    assert idle == "a: 50 % of the steps of lanes waited for a longer client"
 
 
 def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():

@@ -235,7 +235,7 @@ def test_methods_that_cannot_be_compared(methods, message):
         (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
         (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
         (["--target=0.5", "--target_share=0.5"], "both given"),
-        (["--target_score=loss"], "--target_score is 'loss'; it must be accuracy"),
+        (["--target_score=loss"], "flag --target_score=loss: value should be one of <accuracy|"),
         (["--over=training.epochs=1,10"], "--over is given without --fair"),
         (["--over=weight=1,10", "--fair=2"], "--over names 'weight'; beside --fair it must name"),
         (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
