@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.check.names import listed, short
+from fedjax_ht.check.names import short
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading
@@ -88,19 +88,17 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
         raise ValueError("no user has a sample")
     owners = [numbers[user] for of_part in parts.values() for user in of_part]
     groups = np.repeat(owners, counts).astype(np.int32)
-    official, clients, warnings = {}, None, ()
+    official, clients = {}, None
     if "" not in parts:
         sizes = [sum(len(user.labels) for user in of_part.values()) for of_part in parts.values()]
         official = one_after_another(zip(parts, sizes))
-        clients, warnings = _clients(parts, users, groups, official)
+        clients = _clients(parts, users, groups, official)
     raw = _samples([user for user in every if len(user.labels)])
     missing = sum(user.missing for user in every)
     left_out = ()
     if missing:
         left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
-    record = dataclasses.replace(
-        raw.reading, path=str(root), group_names=users, left_out=left_out, warnings=warnings
-    )
+    record = dataclasses.replace(raw.reading, path=str(root), group_names=users, left_out=left_out)
     return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
 
@@ -156,21 +154,15 @@ def _clients(
     users: tuple[str, ...],
     groups: np.ndarray,
     official: Mapping[str, np.ndarray],
-) -> tuple[Partition | None, tuple[str, ...]]:
-    """The split that LEAF made, user after user, or None with a warning where users train or test
-    alone, though others do both."""
-    train, test = (set(parts[part]) for part in ("train", "test"))
-    if train != test:
-        alone = [user for user in users if (user in train) != (user in test)]
-        if not train & test:  # LEAF's -t user
-            return None, ()
-        named = listed(alone)
-        return None, (f"in one of train and test alone, so that no split is given: {named}",)
+) -> Partition | None:
+    """The split that LEAF made, user after user; None where users train or test alone."""
+    if parts["train"].keys() != parts["test"].keys():
+        return None
     clients = []
     for number in range(len(users)):
         trains, tests = (rows[groups[rows] == number] for rows in official.values())
         clients.append(ClientIndices(train=trains, val=np.arange(0), test=tests))
-    return tuple(clients), ()
+    return tuple(clients)
 
 
 def _samples(users: Sequence[_User]) -> Raw:
