@@ -51,7 +51,7 @@ from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree, zeros_of
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.averaging import client_weights
-from fedjax_ht.methods.shared.corrections import train_corrected
+from fedjax_ht.methods.shared.corrections import dynamic_pull, train_corrected
 from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.models.layers import Linear
 
@@ -269,9 +269,6 @@ def depthfl(
         apart = divergence if bucket.task is CLASSIFICATION else bucket.task.divergence
         anchor, slope = downlink.params, client["slope"]
 
-        def correction(params):
-            return jax.tree.map(lambda w, a, s: alpha * (w - a) - s, params, anchor, slope)
-
         def loss(params, stats, batch: Batch, key) -> Loss:
             scores, stats = stage_logits(bucket, params, stats, batch, train=True, key=key)
             students = scores[-1:] if inclusive else scores
@@ -286,7 +283,8 @@ def depthfl(
                 value = value + ramp_up(ctx.round, ramp) * sum(distances) / (len(scores) - 1)
             return Loss(jnp.asarray(value), stats)
 
-        recipe = train_corrected(training, correction) if feddyn else training
+        pulled = dynamic_pull(alpha, anchor, slope)
+        recipe = train_corrected(training, pulled) if feddyn else training
         _, result = train_client(recipe, loss, bucket, client, data, ctx.key)
         if feddyn:
             slope = jax.tree.map(lambda s, w, a: s - alpha * (w - a), slope, result.params, anchor)

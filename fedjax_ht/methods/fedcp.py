@@ -40,7 +40,7 @@ from fedjax_ht.losses import mmd_loss
 from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
-from fedjax_ht.models.layers import uniform_fan_in
+from fedjax_ht.models.layers import init_normed
 from fedjax_ht.ops import safe_norm
 
 EPSILON = 1e-5  # of the layer norm, torch's
@@ -48,13 +48,7 @@ EPSILON = 1e-5  # of the layer norm, torch's
 
 def init_policy(key: jax.Array, dim: int) -> PyTree:
     """Draws G, as torch initialises linear layers."""
-    kernel_key, bias_key = jax.random.split(key)
-    return {
-        "kernel": uniform_fan_in(kernel_key, (dim, 2 * dim), dim),
-        "bias": uniform_fan_in(bias_key, (2 * dim,), dim),
-        "scale": jnp.ones(2 * dim),
-        "shift": jnp.zeros(2 * dim),
-    }
+    return init_normed(key, dim, 2 * dim)
 
 
 def shares_of(

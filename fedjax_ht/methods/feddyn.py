@@ -35,7 +35,7 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared import architectures
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.corrections import train_corrected
+from fedjax_ht.methods.shared.corrections import dynamic_pull, train_corrected
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -83,13 +83,8 @@ def feddyn(
 
     def client_update(bucket, client, downlink, data, ctx):
         slope = client["slope"]
-
-        def correction(params):
-            return jax.tree.map(lambda w, a, s: alpha * (w - a) - s, params, downlink, slope)
-
-        trained, result = train_model(
-            train_corrected(training, correction), bucket, client, data, ctx
-        )
+        pulled = train_corrected(training, dynamic_pull(alpha, downlink, slope))
+        trained, result = train_model(pulled, bucket, client, data, ctx)
         params = trained["params"]
         slope = jax.tree.map(lambda s, w, a: s - alpha * (w - a), slope, params, downlink)
         return trained | {"slope": slope}, params, {"loss": result.loss}

@@ -43,21 +43,10 @@ from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samp
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.prototypes import cosines_to
 from fedjax_ht.methods.shared.supervised import count_labels
-from fedjax_ht.models.layers import uniform_fan_in
+from fedjax_ht.models.layers import init_normed
 from fedjax_ht.ops import safe_norm
 
 EPSILON = 1e-5  # of layer norms, torch's
-
-
-def init_condition(key: jax.Array, dim: int) -> PyTree:
-    """Draws gamma or beta of a valve, as torch initialises linear layers."""
-    kernel_key, bias_key = jax.random.split(key)
-    return {
-        "kernel": uniform_fan_in(kernel_key, (dim, dim), dim),
-        "bias": uniform_fan_in(bias_key, (dim,), dim),
-        "scale": jnp.ones(dim),
-        "shift": jnp.zeros(dim),
-    }
 
 
 def condition(params: PyTree, vector: jax.Array) -> jax.Array:
@@ -76,7 +65,7 @@ def valve(params: PyTree, rows: jax.Array, vector: jax.Array) -> jax.Array:
 def init_shared(key: jax.Array, num_classes: int, dim: int) -> PyTree:
     """Draws class embeddings from N(0, 1), and a valve."""
     *keys, embeddings_key = jax.random.split(key, 3)
-    conditions = {name: init_condition(k, dim) for name, k in zip(("gamma", "beta"), keys)}
+    conditions = {name: init_normed(k, dim, dim) for name, k in zip(("gamma", "beta"), keys)}
     embeddings = jax.random.normal(embeddings_key, (num_classes, dim))
     return {"embeddings": embeddings, "valve": conditions}
 

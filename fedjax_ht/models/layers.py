@@ -51,6 +51,17 @@ def uniform_fan_in(
     return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
 
+def init_normed(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
+    """Draws a linear layer by torch's default, and a layer norm behind it that changes nothing."""
+    kernel_key, bias_key = jax.random.split(key)
+    return {
+        "kernel": uniform_fan_in(kernel_key, (inputs, outputs), inputs),
+        "bias": uniform_fan_in(bias_key, (outputs,), inputs),
+        "scale": jnp.ones(outputs),
+        "shift": jnp.zeros(outputs),
+    }
+
+
 def _initialisers(
     initialisation: Initialisation, fan_in: int, fan_out: int
 ) -> tuple[Callable, Callable]:

@@ -134,7 +134,11 @@ def model_group(
             vocabulary=vocabulary,
         )
     )
-    _check_length(name, input_shape, modules)
+    if name in SENSORS:
+        from fedjax_ht.models.sensors import require_windows
+
+        shortest = max(module.base.shortest for module in modules.values())
+        require_windows(f"model group {name!r}", input_shape, shortest)
     _check_size(name, input_shape, modules)
     _check_options(name, modules, norm, output_relu)
     return modules
@@ -230,14 +234,6 @@ def _suited(shape: InputShape) -> str:
     if not is_array(shape):
         return ""
     return "; take 'htfe_sen2' or 'mlp2'" if len(shape) == 2 else "; take 'mlp2'"
-
-
-def _check_length(name: str, shape: InputShape, modules: Modules) -> None:
-    if name in SENSORS:
-        from fedjax_ht.models.sensors import require_windows
-
-        shortest = max(module.base.shortest for module in modules.values())
-        require_windows(f"model group {name!r}", shape, shortest)
 
 
 _SMALLEST = {"cnn": 16, "conv": 16, "googlenet": 15}

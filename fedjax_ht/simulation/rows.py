@@ -249,10 +249,9 @@ def _optional_columns(report: RoundReport) -> Row:
         row["late"] = list(report.late)
     if report.arrived_late is not None:
         row["arrived_late"] = list(report.arrived_late)
-    if report.public_bytes is not None:
-        row["public_bytes"] = report.public_bytes
-    if report.frozen_bytes is not None:
-        row["frozen_bytes"] = report.frozen_bytes
+    for name in ("public_bytes", "frozen_bytes"):
+        if getattr(report, name) is not None:
+            row[name] = getattr(report, name)
     if report.epsilon is not None and np.isfinite(report.epsilon):
         row["epsilon"] = report.epsilon
     for name, seconds in (report.stages or {}).items():

@@ -52,6 +52,15 @@ def pull(strength: float, anchor: PyTree) -> Callable[[PyTree], PyTree]:
     return correction
 
 
+def dynamic_pull(strength: float, anchor: PyTree, slope: PyTree) -> Callable[[PyTree], PyTree]:
+    """Makes FedDyn's correction strength (w - anchor) - slope (Acar et al., ICLR 2021)."""
+
+    def correction(params: PyTree) -> PyTree:
+        return jax.tree.map(lambda w, a, s: strength * (w - a) - s, params, anchor, slope)
+
+    return correction
+
+
 def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
 

@@ -442,7 +442,8 @@ def pair_update(setup: PairServer) -> Update:
     def update(server: Server, received: dict[str, Received], ctx: Context):
         new, metrics = new_latents(server, received, ctx.key, ctx.pretrained)
         if setup.source == "noise":
-            images = noise_images(ctx.key, server.images.shape)
+            # Independent numbers, uniform in [0, 1).
+            images = jax.random.uniform(jax.random.fold_in(ctx.key, 2), server.images.shape)
         else:
             form = server.images.shape[1:], setup.antialias
             images = synthesise(setup.generator, ctx.pretrained, new.centroids, *form)
@@ -478,11 +479,6 @@ def latents_of(
     w = generator.sample_w(frozen, key, SAMPLES)
     noise = jax.random.normal(jax.random.fold_in(key, 1), (num_classes, w.shape[1]))
     return w.mean(0) + w.std(0) * noise
-
-
-def noise_images(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws images of independent numbers, uniform in [0, 1): float32 of this shape."""
-    return jax.random.uniform(jax.random.fold_in(key, 2), shape)
 
 
 def _latents_of_source(
