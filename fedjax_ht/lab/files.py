@@ -57,16 +57,13 @@ def plain_open(path: Path | str, mode: str) -> IO:
       OSError: it is a link, or with "x" it exists.
       ValueError: it is no regular file. One line.
     """
-    encoding, errors, newline = _text(mode)
-    return open(path, mode, encoding=encoding, errors=errors, newline=newline, opener=_open_regular)
-
-
-def _text(mode: str) -> tuple[str | None, str | None, str | None]:
-    """Returns encoding, errors and newline for a mode: texts are UTF-8, their line ends stay."""
     if "b" in mode:
-        return None, None, None
-    # a name of a file may hold bytes that are no UTF-8, which Python has as lone surrogates
-    return "utf-8", "backslashreplace", ""
+        return open(path, mode, opener=_open_regular)
+    # UTF-8, and line ends as they are; a name of a file may hold bytes that are no UTF-8, which
+    # Python has as lone surrogates
+    return open(
+        path, mode, encoding="utf-8", errors="backslashreplace", newline="", opener=_open_regular
+    )
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -3,11 +3,13 @@
 Nothing slow is imported here.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -24,31 +26,30 @@ class Interrupted(Exception):
         self.signal = number
 
 
-class catch_signals:
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[int]]:
     """A block in which the numbers of SIGINT and SIGTERM are noted in a list; a second signal of
     the same kind acts as usual."""
+    caught: list[int] = []
+    previous: dict[int, Any] = {}
 
-    def __enter__(self) -> list[int]:
-        self.caught: list[int] = []
-        self.previous: dict[int, Any] = {}
+    def note(number, frame):
+        caught.append(number)
+        handler = previous[number]
+        if hasattr(handler, "take"):
+            handler.take(note)
+        else:
+            signal.signal(number, handler)
 
-        def note(number, frame):
-            self.caught.append(number)
-            previous = self.previous[number]
-            if hasattr(previous, "take"):
-                previous.take(note)
-            else:
-                signal.signal(number, previous)
-
-        try:
-            for number in NUMBERS:
-                self.previous[number] = signal.signal(number, note)
-        except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
-            self.previous.clear()
-        return self.caught
-
-    def __exit__(self, *error) -> None:
-        for number, handler in self.previous.items():
+    try:
+        for number in NUMBERS:
+            previous[number] = signal.signal(number, note)
+    except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
+        previous.clear()
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
