@@ -63,6 +63,7 @@ from .data.partition import register_partition as register_partition
 from .data.shift import shifted as shifted
 from .data.standardise import standardised as standardised
 from .data.targets import multi_label_dataset as multi_label_dataset
+from .data.targets import per_pixel_dataset as per_pixel_dataset
 from .data.targets import regression_dataset as regression_dataset
 from .data.targets import standardised_targets as standardised_targets
 from .lab import generators as generators

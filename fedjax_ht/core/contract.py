@@ -86,6 +86,11 @@ def require_task(method: Method, federation: Federation) -> None:
             f"{method.name} compares samples by their classes, and the task is {task.name}; choose "
             "a method that does not, such as local, lg_fedavg, fedper or fedral"
         )
+    recipes = [method.training, *dict(method.recipes).values()]
+    if len(task.target[0]) > 1 and any(recipe.augmentation for recipe in recipes):
+        raise ValueError(
+            "augmentation moves the pixels of images, and not their targets; leave it out"
+        )
 
 
 def require_server_statistics(method: Method, federation: Federation) -> None:

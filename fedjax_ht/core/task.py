@@ -27,7 +27,7 @@ class Task:
     """A task of supervised learning.
 
     Attributes:
-      name: "classification", "regression" or "multi-label".
+      name: "classification", "regression", "multi-label" or "per-pixel".
       loss: (outputs float [B, O], targets [B, ...], mask bool [B]) -> the scalar to descend on.
       divergence: (a teacher's outputs, outputs, mask) -> the distance of two models' outputs, in
         the loss's unit; both sides are differentiated.
@@ -38,6 +38,7 @@ class Task:
         {name: float64 with these axes}, the score among them; NaN where it is not defined.
       score: the name of the score, "accuracy" in classification.
       better: the better end of the score.
+      outputs: outputs of a model; None for as many as a sample has targets, or classes.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Task:
     metrics: Callable | None = None
     score: str = "accuracy"
     better: Better = "higher"
+    outputs: int | None = None
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -172,6 +174,71 @@ def multi_label(num_labels: int) -> Task:
         sums=sums,
         metrics=metrics,
         score="micro_f1",
+    )
+
+
+@functools.cache
+def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> Task:
+    """Makes the task of choosing one of C classes for each pixel of an image.
+
+    Targets are uint8 [B, H, W]. Outputs are logits [B, H * W * C], the classes of a pixel side by
+    side. The loss is the mean cross-entropy of the batch's labelled pixels.
+
+    Args:
+      height, width: H and W of the targets.
+      num_classes: C.
+      ignored: the target of a pixel that is not labelled.
+
+    Returns:
+      The task. Its score is "miou", the mean over classes of the intersection over the union of
+      their true and their predicted pixels, without classes that have neither. "pixel_accuracy" is
+      the share of labelled pixels that are right.
+    """
+    shape = height, width, num_classes
+
+    def logits_of(outputs):
+        return outputs.reshape(-1, *shape)
+
+    def labelled(targets, mask):
+        return (targets != ignored) & mask[:, None, None]
+
+    def loss(outputs, targets, mask):
+        known = labelled(targets, mask)
+        classes = jnp.where(known, targets, 0).astype(jnp.int32)
+        logits = logits_of(outputs)
+        return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, classes), known)
+
+    def divergence(teacher, outputs, mask):
+        known, said = (jax.nn.log_softmax(logits_of(x)) for x in (teacher, outputs))
+        apart = jnp.sum(jnp.exp(known) * (known - said), -1)
+        return masked_mean(jnp.mean(apart, (1, 2)), mask)
+
+    def sums(outputs, targets, mask):
+        known = labelled(targets, mask)
+        true = jnp.where(known, targets, 0).astype(jnp.int32)
+        pairs = true * num_classes + jnp.argmax(logits_of(outputs), -1)
+        counts = jnp.zeros(num_classes**2, jnp.int32).at[pairs].add(known.astype(jnp.int32))
+        return {"pixels": counts.reshape(num_classes, num_classes)}  # [true, predicted]
+
+    def metrics(sums: PyTree, count: np.ndarray) -> dict[str, np.ndarray]:
+        pixels = np.asarray(sums["pixels"], np.float64)
+        both = np.diagonal(pixels, axis1=-2, axis2=-1)
+        either = pixels.sum(-1) + pixels.sum(-2) - both
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(either > 0, both / either, 0).sum(-1)
+            miou = shares / np.sum(either > 0, -1)
+            return {"miou": miou, "pixel_accuracy": both.sum(-1) / pixels.sum((-2, -1))}
+
+    return Task(
+        "per-pixel",
+        loss,
+        divergence,
+        target=((height, width), "uint8"),
+        predictions=lambda outputs: jnp.argmax(logits_of(outputs), -1),
+        sums=sums,
+        metrics=metrics,
+        score="miou",
+        outputs=height * width * num_classes,
     )
 
 

@@ -165,8 +165,10 @@ class Dataset:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Warnings on suspicious labels, images and sets, on which training is possible."""
-        lines = label_doubts(self.labels, self.class_names) + self.copied
-        lines += tuple(name_doubts(self.labels, self.class_names))
+        lines = self.copied
+        if self.targets is None:  # else labels are groups for partitions
+            lines = label_doubts(self.labels, self.class_names) + lines
+            lines += tuple(name_doubts(self.labels, self.class_names))
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
         return lines
@@ -198,7 +200,9 @@ class Dataset:
     @property
     def num_outputs(self) -> int:
         """The number of a model's outputs: classes, or targets of a sample."""
-        return self.num_classes if self.targets is None else self.targets.shape[1]
+        if self.targets is None:
+            return self.num_classes
+        return self.task.outputs or self.targets.shape[1]
 
     @property
     def answers(self) -> np.ndarray:

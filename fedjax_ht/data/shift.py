@@ -154,6 +154,8 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     kind, domains = parse_shift(shift)
     if not isinstance(dataset.preprocess, Pixels):
         raise ValueError(f"shift is {shift!r}, but {dataset.name} has no images; leave it empty")
+    if kind == "rotate" and len(dataset.task.target[0]) > 1:
+        raise ValueError(f"shift is {shift!r}, and the masks of {dataset.name} would not turn")
     if dataset.groups is not None:
         raise ValueError(
             f"shift is {shift!r}, but {dataset.name} has groups of its own, which its domains "

@@ -1,18 +1,20 @@
-"""Data sets for tasks other than classification: numbers to predict, and sets of labels.
+"""Data sets for tasks other than classification: numbers to predict, sets of labels, and masks.
 
 Partitions deal with labels. The labels of such a set are groups of like targets, so that every
-partition works: Dirichlet shares of quantiles of a target, or of a sample's rarest label.
+partition works: Dirichlet shares of quantiles of a target, of a sample's rarest label, or of its
+rarest class.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_ht.check.options import FLOAT, Count, checked
-from fedjax_ht.core.task import Task, multi_label, regression
+from fedjax_ht.check.options import FLOAT, Count, Within, checked
+from fedjax_ht.core.inputs import described, is_image
+from fedjax_ht.core.task import Task, multi_label, per_pixel, regression
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
@@ -149,3 +151,82 @@ def multi_label_dataset(
         task=multi_label(num_labels),
         **fields,
     )
+
+
+@checked
+def per_pixel_dataset(
+    name: str,
+    inputs: Any,
+    masks: Any,
+    class_names: Sequence[str] = (),
+    *,
+    ignored: Annotated[int, Within(0, 255)] = 255,
+    **fields: Any,
+) -> Dataset:
+    """Makes a set of images with a class for each pixel.
+
+    Partitions take for an image's class the one among its pixels that is rarest in the set.
+
+    Args:
+      name: the set's name.
+      inputs: images, as of `Dataset`.
+      masks: whole numbers [N, H, W], the class of each pixel.
+      class_names: names of the classes; () for their numbers.
+      ignored: the number of pixels that are not labelled; they are neither learned nor scored.
+      **fields: other fields of `Dataset`, such as `groups`.
+
+    Raises:
+      ValueError: masks are not of the images' size, have fewer than two classes or a number without
+        one, or an image has no labelled pixel. One line.
+
+    Example:
+      >>> images = np.zeros((2, 4, 4, 3), np.uint8)
+      >>> masks = np.zeros((2, 4, 4), np.uint8)
+      >>> masks[1, 1:] = 1
+      >>> dataset = fl.per_pixel_dataset("road", images, masks, ("ground", "road"))
+      >>> dataset
+      <Dataset road: 2 samples of [4, 4, 3] uint8; 32 outputs, per-pixel>
+      >>> dataset.labels.tolist()
+      [0, 1]
+    """
+    targets = as_array("masks", masks)
+    if targets.ndim != 3 or not targets.size or targets.dtype.kind not in "iub":
+        raise ValueError(
+            f"{name}: masks are {list(targets.shape)} {targets.dtype}; give whole numbers [N, H, W]"
+        )
+    known = targets != ignored
+    values = np.unique(targets[known])
+    most = len(class_names) or int(values.max(initial=0)) + 1
+    if len(values) and not 0 <= values[0] <= values[-1] < min(most, 256):
+        raise ValueError(
+            f"{name}: masks run from {values[0]} to {values[-1]} for {most} classes; number the "
+            f"classes from 0, and give pixels without a class {ignored}"
+        )
+    if len(values) < 2:
+        raise ValueError(
+            f"{name}: masks have {'one class' if len(values) else 'no class'} beside pixels that "
+            f"are not labelled, {ignored}; number the classes 0, 1, ..."
+        )
+    if not (labelled := known.any((1, 2))).all():
+        raise ValueError(
+            f"{name}: {np.sum(~labelled)} images have no labelled pixel, first image "
+            f"{np.argmin(labelled)}; leave them out"
+        )
+    # class by class, since a one-hot array would take `most` times the masks' memory
+    counts = np.stack([np.sum((targets == i) & known, (1, 2)) for i in range(most)], 1)
+    dataset = Dataset(
+        name,
+        inputs,
+        np.argmin(np.where(counts > 0, counts.sum(0), targets.size + 1), 1),
+        tuple(class_names) or tuple(map(str, range(most))),
+        targets=targets,
+        task=per_pixel(*targets.shape[1:], most, ignored),
+        **fields,
+    )
+    size = dataset.input_shape
+    if not is_image(size) or size[:2] != targets.shape[1:]:
+        raise ValueError(
+            f"{name}: masks are {list(targets.shape[1:])} pixels, and a sample is "
+            f"{described(size)}; give images and masks of one size"
+        )
+    return dataset

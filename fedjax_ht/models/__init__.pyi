@@ -12,6 +12,7 @@ from .groups import GROUPS as GROUPS
 from .layers import Conv as Conv
 from .layers import Linear as Linear
 from .nnx_model import from_nnx as from_nnx
+from .pixels import unet as unet
 from .registry import model_group as model_group
 from .registry import sliced_network as sliced_network
 from .sliced import SLICED as SLICED

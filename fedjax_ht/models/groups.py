@@ -103,6 +103,19 @@ def _sensors(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
     return modules
 
 
+def _unet3(arguments: GroupArguments) -> Modules:
+    """Builds U-Nets of three widths, for the task of a class at each pixel."""
+    height, width, *_ = arguments.input_shape
+    classes, rest = divmod(arguments.num_classes, height * width)
+    if rest or not classes:
+        raise ValueError(
+            f"model group 'unet3' gives each of {height}x{width} pixels a class, and the task has "
+            f"{arguments.num_classes} outputs; take it for per-pixel"
+        )
+    channels = arguments.feature_dim or 16
+    return {f"unet{width}": models.unet(classes, width, channels) for width in (8, 16, 32)}
+
+
 def _refuse_feature_dim(name: str, arguments: GroupArguments) -> None:
     if arguments.feature_dim:
         raise ValueError(
@@ -258,10 +271,11 @@ GROUPS: dict[str, GroupFactory] = {
     **{name: functools.partial(_whole, name) for name in _SLICED},
     "resnet18_depths": _resnet18_depths,
     **{f"{name}_depths": functools.partial(_conv_depths, name) for name in CONVS},
+    "unet3": _unet3,
     **_each(_sensors, SENSORS),
     **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }
 """HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads), htfe_senX (of sensors) and
 htfe_txtX (of tokens); FedSSA's and FedRAL's CNN-1..5, CNN-1 alone (FedSSA's Table 1) and FedRAL's
-other groups; two perceptrons; the first stages of ResNet-18 and of the 4-conv CNNs, by depth; every
-architecture by itself, the sliceable ones among them."""
+other groups; two perceptrons; three U-Nets; the first stages of ResNet-18 and of the 4-conv CNNs,
+by depth; every architecture by itself, the sliceable ones among them."""

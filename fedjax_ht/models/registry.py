@@ -5,6 +5,7 @@ A user's own modules go to `make_federation` and need no entry here.
 
 import pkgutil
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +46,21 @@ def names_folder(group: str) -> bool:
     return group.startswith("hf:")
 
 
-def example(name: str) -> tuple[InputShape, int | None]:
-    """Returns a shape and a vocabulary of samples that a group of `GROUPS` takes, to describe it
-    by."""
+class Example(NamedTuple):
+    """Samples of ten classes that a group of `GROUPS` takes, to describe it by."""
+
+    input_shape: InputShape = (32, 32, 3)
+    vocabulary: int | None = None
+    num_outputs: int = 10
+
+
+def example(name: str) -> Example:
+    """Returns samples that a group takes."""
     if name in TEXT_GROUPS:
-        return jax.ShapeDtypeStruct((200,), jnp.int32), 32_000
-    return ((128, 9) if name in SENSORS else (32, 32, 3)), None
+        return Example(jax.ShapeDtypeStruct((200,), jnp.int32), 32_000)
+    if name in SENSORS:
+        return Example((128, 9))
+    return Example(num_outputs=32 * 32 * 10 if name == "unet3" else 10)
 
 
 @checked
@@ -74,7 +84,8 @@ def model_group(
         ViT, GPT-2 or Llama of Hugging Face's; or "module:function", a function of yours
         (num_classes, input_shape, feature_dim or None) -> {name: module}, each a `SplitModel` or a
         module that has `features` and `classify` as it has.
-      num_classes, input_shape: number of classes and shape of one sample: (H, W, C) of images, (T,
+      num_classes, input_shape: number of classes (of other tasks than classification
+        `Dataset.num_outputs`) and shape of one sample: (H, W, C) of images, (T,
         signals) or (T, units, signals) of windows for `SENSORS`, int32 tokens (L,) for
         `TEXT_GROUPS`, any one float array for mlp2; see `Dataset.input_shape`.
       feature_dim: width of the features; None for the group's default.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.task import CLASSIFICATION, check_task, multi_label, regression
+from fedjax_ht.core.task import CLASSIFICATION, check_task, multi_label, per_pixel, regression
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from tests.reference import task_metrics
 
@@ -62,6 +62,30 @@ def test_multi_label():
     np.testing.assert_allclose(loss, binary.mean(), rtol=1e-6)
 
 
+def test_per_pixel():
+    """Pixels that are not labelled count nowhere; a class that is nowhere leaves the mean."""
+    task, targets = per_pixel(3, 2, 200), RNG.integers(0, 3, (10, 3, 2)).astype(np.uint8)
+    logits = np.full((10, 3, 2, 200), -5, np.float32)
+    logits[..., [0, 1, 2, 150]] = RNG.normal(size=(10, 3, 2, 4))
+    targets[0], targets[:, 1, 1] = 255, 255
+    targets[1, 0, 0] = 199  # 199 * 200 is beyond uint8
+    outputs = logits.reshape(10, -1)
+    outputs[-1] = np.nan
+    expected = task_metrics.per_pixel(task.predictions(outputs)[:-1], targets[:-1])
+    for parts in ([slice(None)], [slice(0, 7), slice(7, 10)]):
+        found = measured(task, outputs, targets, parts)
+        np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=1e-12)
+    z = logits[:-1].astype(np.float64)
+    known = targets[:-1] != 255
+    chosen = np.take_along_axis(z, np.where(known, targets[:-1], 0)[..., None].astype(int), -1)
+    errors = np.log(np.exp(z).sum(-1)) - chosen[..., 0]
+    loss = task.loss(outputs, targets, jnp.asarray(MASK))
+    np.testing.assert_allclose(loss, errors[known].mean(), rtol=1e-6)
+    nobody = np.full_like(targets, 255)
+    assert task.loss(outputs, nobody, jnp.asarray(MASK)) == 0
+    assert np.isnan(measured(task, outputs, nobody)["miou"])
+
+
 def test_tasks_are_static():
     assert regression((0.0,), (1.0,)) is regression((0.0,), (1.0,))
     assert hash(multi_label(3)) != hash(multi_label(4))
@@ -90,7 +114,9 @@ def test_divergences():
     t, z = teacher[:-1].astype(np.float64), outputs[:-1].astype(np.float64)
     p, q = 1 / (1 + np.exp(-t)), 1 / (1 + np.exp(-z))
     bernoulli = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+    log_p, log_q = (z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in (t, z))
     expected = {
+        per_pixel(1, 1, 3): (np.exp(log_p) * (log_p - log_q)).sum(-1).mean(),
         multi_label(3): bernoulli.mean(),
         regression((0.0,) * 3, (2.0,) * 3): ((t - z) ** 2).mean(),
     }
@@ -107,6 +133,7 @@ LINE = regression((0.0, 0.0), (1.0, 1.0))
 def test_the_librarys_tasks_are_tasks():
     check_task(LINE, NUMBERS, 2)
     check_task(multi_label(2), (NUMBERS > 0).astype(np.int8), 2)
+    check_task(per_pixel(1, 2, 3), RNG.integers(0, 3, (10, 1, 2)).astype(np.uint8), 6)
 
 
 def of_all(outputs, targets, mask):

@@ -1,4 +1,4 @@
-"""Data sets of regression and multi-label tasks: their labels for partitions, and what is refused."""
+"""Data sets of other tasks than classification: their labels for partitions, and what is refused."""
 
 import dataclasses
 
@@ -10,13 +10,21 @@ from fedjax_ht.core.task import regression
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.selection import subset
-from fedjax_ht.data.targets import multi_label_dataset, regression_dataset, standardised_targets
+from fedjax_ht.data.shift import shifted
+from fedjax_ht.data.targets import (
+    multi_label_dataset,
+    per_pixel_dataset,
+    regression_dataset,
+    standardised_targets,
+)
 from fedjax_ht.models import mlp
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).astype(np.float32)
 Y = 5 * X[:, 0] + 700
 MARKS = (X > 0.3).astype(int)
+IMAGES = RNG.integers(0, 255, (60, 4, 3, 1)).astype(np.uint8)
+MASKS = (IMAGES[..., 0] > 99).astype(int)
 
 
 def test_quantiles_of_a_target_are_its_labels():
@@ -60,9 +68,24 @@ def test_the_rarest_label_of_a_sample_is_its_class():
     assert dataset.targets.dtype == np.int8 and dataset.num_outputs == 3
 
 
+def test_the_rarest_class_among_an_images_pixels_is_its_class():
+    masks = np.zeros((4, 4, 3), np.uint8)
+    masks[1, 0], masks[2, 0, :2], masks[3] = 1, (1, 2), 255
+    masks[3, 0, 0] = 1
+    dataset = per_pixel_dataset("toy", IMAGES[:4], masks, ("ground", "tree", "car"))
+    assert [dataset.class_names[i] for i in dataset.labels] == ["ground", "tree", "car", "tree"]
+    assert dataset.num_outputs == 4 * 3 * 3 and dataset.targets.dtype == np.uint8
+    beside = per_pixel_dataset("toy", IMAGES[1:3], masks[1:3], ("ground", "tree", "car"))
+    assert beside.labels.tolist() == [1, 2] and beside.doubts == ()
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: regression_dataset("toy", X, Y), lambda: multi_label_dataset("toy", X, MARKS)],
+    [
+        lambda: regression_dataset("toy", X, Y),
+        lambda: multi_label_dataset("toy", X, MARKS),
+        lambda: per_pixel_dataset("toy", IMAGES, MASKS),
+    ],
 )
 def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
     dataset = make()
@@ -103,6 +126,26 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
         (lambda: multi_label_dataset("toy", X, MARKS[:, 0]), "of 0 and 1"),
         (lambda: multi_label_dataset("toy", X, 0 * MARKS), "no sample has a label"),
         (lambda: multi_label_dataset("toy", X, MARKS, ("a",)), "1 names for 3 labels"),
+        (lambda: per_pixel_dataset("toy", IMAGES, MARKS), r"are \[60, 3\] int64; give whole"),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS / 2), "float64; give whole numbers"),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS - 1), "run from -1 to 0 for 1 classes"),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ("a",)), "from 0 to 1 for 1 classes"),
+        (lambda: per_pixel_dataset("toy", IMAGES, 255 * MASKS), "one class beside pixels"),
+        (
+            lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()),
+            "one class beside pixels that are not labelled, 1",
+        ),
+        (
+            lambda: per_pixel_dataset(
+                "toy", IMAGES, np.concatenate([MASKS[:59], np.full((1, 4, 3), 255)])
+            ),
+            "1 images have no labelled pixel, first image 59",
+        ),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS[:, :3]), r"are \[3, 3\] pixels, and a"),
+        (
+            lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"),
+            "the masks of toy would not turn",
+        ),
     ],
 )
 def test_wrong_targets_are_refused(make, words):

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.task import Task, multi_label, regression
+from fedjax_ht.core.task import Task, multi_label, per_pixel, regression
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
@@ -24,7 +24,8 @@ FAST = {"local", "lg_fedavg", "scaffold"}
 
 
 def learn(task: str) -> tuple[Task, np.ndarray]:
-    """The means of the images' columns, and of all of them, or which of these are bright."""
+    """The means of the images' columns, and of all of them, or which of these are bright, as
+    labels or as the class of one pixel."""
     dataset, _ = samples()
     pixels = dataset.inputs[..., 0].astype(np.float64)
     means = np.concatenate([pixels.mean(1), pixels.mean((1, 2))[:, None]], 1)
@@ -32,7 +33,11 @@ def learn(task: str) -> tuple[Task, np.ndarray]:
     if task == "regression":
         centre, scale = means.mean(0), means.std(0)
         return regression(tuple(centre.tolist()), tuple(scale.tolist())), means
-    return multi_label(NUM_CLASSES), means > np.median(means, 0)
+    bright = means > np.median(means, 0)
+    if task == "multi-label":
+        return multi_label(NUM_CLASSES), bright
+    # The standard models have as many outputs: one pixel, bright (1) or not (0).
+    return per_pixel(1, 1, NUM_CLASSES), bright[:, -1:, None]
 
 
 def with_task(federation: Federation, task: Task) -> Federation:
@@ -72,7 +77,7 @@ def test_the_page_lists_the_methods_that_fit():
     assert {name for name in METHODS if f"`{name}`" in listed} == set(filter(fits, METHODS))
 
 
-@pytest.mark.parametrize("task", ["regression", "multi-label"])
+@pytest.mark.parametrize("task", ["regression", "multi-label", "per-pixel"])
 @pytest.mark.parametrize("name", [*map(mark, METHODS)])
 def test_a_method_learns_a_task_or_refuses_it(name, task):
     if not fits(name):
@@ -81,7 +86,7 @@ def test_a_method_learns_a_task_or_refuses_it(name, task):
         assert "\n" not in str(error.value)
         return
     _, (first, *rows) = run(simulation_of(name, task), rounds=3)
-    score = {"regression": "rmse", "multi-label": "micro_f1"}[task]
+    score = {"regression": "rmse", "multi-label": "micro_f1", "per-pixel": "miou"}[task]
     assert {row["score"] for row in rows} == {score}
     start, end = first[f"train_{score}"], rows[-1][f"train_{score}"]
     assert end < 0.8 * start if task == "regression" else end > start + 0.1

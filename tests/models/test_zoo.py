@@ -27,6 +27,7 @@ from fedjax_ht.models.convnets import (
 )
 from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite0, padded
 from fedjax_ht.models.layers import Norm
+from fedjax_ht.models.registry import model_group
 from tests.reference import conv as ref
 
 BASE_PARAMETERS = {  # of the extractor, without its head
@@ -392,3 +393,21 @@ def test_efficientnet_takes_the_names_of_its_port():
     loaded = variables_from_torchvision(arrays, blank)
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))
+
+
+def test_unets_give_each_pixel_a_class_by_heads_of_one_shape():
+    shapes = []
+    for name, module in model_group("unet3", 9 * 7 * 4, (9, 7, 1)).items():
+        x = jax.random.normal(jax.random.key(0), (2, 9, 7, 1))
+        logits, variables = module.init_with_output(jax.random.key(1), x)
+        shapes.append(jax.tree.map(jnp.shape, variables["params"]["head"]))
+        # each pixel sees its surroundings alone: two at the fine level, four and a half at the other
+        far = module.apply(variables, x.at[:, 8, 6].add(1.0)) != logits
+        assert name in ("unet8", "unet16", "unet32")
+        assert far.reshape(2, 9, 7, 4)[:, 8, 6].any() and not far.reshape(2, 9, 7, 4)[:, 0, 0].any()
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_a_unet_is_for_pixels():
+    with pytest.raises(ValueError, match="gives each of 9x7 pixels a class, and the task has 10"):
+        model_group("unet3", 10, (9, 7, 1))

@@ -27,3 +27,16 @@ def multi_label(predictions, targets):
         f1.append(2 * hits / total if total else 0.0)
     exact = np.mean([all(s == t) for s, t in zip(np.asarray(predictions), np.asarray(targets))])
     return {"micro_f1": 2 * both / either, "macro_f1": np.mean(f1), "exact": exact}
+
+
+def per_pixel(predictions, targets, ignored=255):
+    """Returns miou, of classes that are true or predicted somewhere, and pixel_accuracy."""
+    pairs = [
+        (int(s), int(t)) for s, t in zip(np.ravel(predictions), np.ravel(targets)) if t != ignored
+    ]
+    shares = []
+    for c in sorted({x for pair in pairs for x in pair}):
+        both = sum(s == c and t == c for s, t in pairs)
+        either = sum(c in pair for pair in pairs)
+        shares.append(both / either)
+    return {"miou": np.mean(shares), "pixel_accuracy": np.mean([s == t for s, t in pairs])}

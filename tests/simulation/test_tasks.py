@@ -6,26 +6,30 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.core.evaluation import Scoring
+from fedjax_ht.data.augment import flip
 from fedjax_ht.simulation.runs import Ending
 from fedjax_ht.trust.options import Attack
 from tests.reference import task_metrics
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 3)).astype(np.float32)
+IMAGES = RNG.integers(0, 255, (90, 2, 3)).astype(np.uint8)
 SETS = {
     "regression": fl.regression_dataset("toy", X, 4 * X[:, :2] + (900, -2), bins=3),
     "multi_label": fl.multi_label_dataset("toy", X, X > 0.2),
+    "per_pixel": fl.per_pixel_dataset("toy", IMAGES, IMAGES // 90),
 }
 
 
-def parts(kind: str, **options):
+def parts(kind: str, augmentation=None, **options):
     dataset = SETS[kind]
     models = {f"mlp{i}": fl.mlp(dataset.num_outputs, (8,)) for i in (0, 1)}
     shape, outputs = dataset.input_shape, dataset.num_outputs
     federation = fl.make_federation(models, shape, outputs, num_clients=3, task=dataset.task)
     partition = fl.make_partition("iid", dataset, 3, seed=0, val_share=0.2)
     data = fl.make_federation_data(dataset, partition, federation)
-    method = fl.local(fl.LocalTraining(optax.adam(0.01), batch_size=8))
+    training = fl.LocalTraining(optax.adam(0.01), batch_size=8, augmentation=augmentation)
+    method = fl.local(training)
     options = fl.SimulationOptions(**options)
     return dataset, partition, fl.make_simulation(method, federation, data, options)
 
@@ -81,3 +85,8 @@ def test_the_best_round_and_patience_go_by_the_better_end():
 def test_options_of_classes_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         parts("regression", **options)
+
+
+def test_images_do_not_move_without_their_masks():
+    with pytest.raises(ValueError, match="augmentation moves the pixels of images, and not their"):
+        parts("per_pixel", flip)

@@ -95,8 +95,8 @@ class DatasetConfig(Section, prefix="dataset."):
       text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.
       tokenizer: Tokenizer of texts, a tokenizer.json or a folder of Hugging Face's with one or with
         vocab.txt; "": words of the training texts.
-      task: Meaning of the labels: classes, numbers to predict, or 0 and 1 for each of several
-        labels (docs/tasks.md).
+      task: Meaning of the labels: classes, numbers to predict, 0 and 1 for each of several labels,
+        or a class for each pixel (docs/tasks.md).
       label: Column of the label, of a table or of texts; "": found by usual names. Of other tasks
         than classification it may name several, "a,b".
       features: Columns of the features, of a table or of texts, or with "-" before each all

@@ -241,10 +241,10 @@ def _opaque(image: "Image.Image", mode: str) -> "Image.Image":
     return white
 
 
-def resize(images: np.ndarray, size: int | None) -> np.ndarray:
+def resize(images: np.ndarray, size: int | None, nearest: bool = False) -> np.ndarray:
     """Resizes the central square of each image, uint8 [N, H, W, 1 or 3], to [N, size, size, C].
 
-    The result is contiguous; None keeps H and W.
+    The result is contiguous; None keeps H and W. `nearest` mixes no pixels, as masks need it.
     """
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
@@ -256,17 +256,17 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
         if source.shape[-1] == 1:
             source = source[..., 0]  # Pillow's grey images have two axes
         image = Image.fromarray(source)
-        target[...] = np.asarray(_central_square(image, size)).reshape(target.shape)
+        target[...] = np.asarray(_central_square(image, size, nearest)).reshape(target.shape)
     return resized
 
 
-def _central_square(image: "Image.Image", size: int) -> "Image.Image":
+def _central_square(image: "Image.Image", size: int, nearest: bool = False) -> "Image.Image":
     """Resizes the shorter side (bilinear, anti-aliased) and crops the longer one, in one step."""
     from PIL import Image
+
+    how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
 
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    return image.resize(
-        (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
-    )
+    return image.resize((size, size), how, box=(left, top, left + side, top + side))

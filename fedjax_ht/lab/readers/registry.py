@@ -66,6 +66,7 @@ _MODULES = {
     "ag_news_test": "table_files",
     "folder:PATH": "image_folder",
     "domains:PATH": "image_folder",
+    "masks:PATH": "masks",
     "npz:PATH": "npz",
     "csv:PATH": "table_files",
     "text:PATH": "table_files",
@@ -190,7 +191,7 @@ def load_dataset(
         needs the package `tokenizers`; None for words of the training texts.
       task: the meaning of the labels. Of a "regression" they are numbers; of "multi-label" 0 or 1
         for each label, several columns of a table or an array [N, labels]. `label` may then name
-        several columns, "a,b,c".
+        several columns, "a,b,c". Of "per-pixel" they are masks, masks:PATH or an array [N, H, W].
 
     Returns:
       The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are

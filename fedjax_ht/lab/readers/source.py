@@ -15,13 +15,14 @@ from fedjax_ht.core.inputs import Preprocess
 from fedjax_ht.data.conversion import fits_device
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.data.targets import multi_label_dataset, regression_dataset
+from fedjax_ht.data.targets import multi_label_dataset, per_pixel_dataset, regression_dataset
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
 from fedjax_ht.lab.safe.bounded import Origin, search, user_path
 
-TaskName = Literal["classification", "regression", "multi-label"]
-"""The meaning of labels: classes, numbers to predict, or 0 and 1 for each of several labels."""
+TaskName = Literal["classification", "regression", "multi-label", "per-pixel"]
+"""The meaning of labels: classes, numbers to predict, 0 and 1 for each of several labels, or a
+class for each pixel."""
 
 _LONGEST = 1 << 14  # tokens of a text
 
@@ -109,7 +110,8 @@ class Raw(NamedTuple):
       inputs: samples [N, ...]; bytes without a `preprocess` are images of their native size. Or N
         texts, which become tokens.
       targets: numbers [N] or [N, columns] to predict, or 0 and 1 [N, labels] with the labels' names
-        as `class_names`, where the options ask for another task; `labels` is then not read.
+        as `class_names`, or classes [N, H, W] of pixels, where the options ask for another task;
+        `labels` is then not read.
       used_tokenizer: True if the reader itself has made the tokens by the options.
     """
 
@@ -168,11 +170,16 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
         return Dataset(name, inputs, raw.labels, names, **fields)
     if raw.targets is None:
         raise ValueError(
-            f"task is {options.task!r}, but the labels of {name} are classes; tables, npz: and hf: "
-            "have targets of other tasks"
+            f"task is {options.task!r}, but the labels of {name} are classes; tables, npz:, hf: "
+            "and masks: have targets of other tasks"
         )
     if options.task == "regression":
         return regression_dataset(name, inputs, raw.targets, **fields)
+    if options.task == "per-pixel":
+        masks = raw.targets
+        if is_image and masks.ndim == 3 and masks.dtype == np.uint8:
+            masks = resize(masks[..., None], options.image_size, nearest=True)[..., 0]
+        return per_pixel_dataset(name, inputs, masks, names, **fields)
     return multi_label_dataset(name, inputs, raw.targets, names, **fields)
 
 

@@ -75,8 +75,8 @@ def listed_method(name: str) -> Listing:
 def groups() -> dict[str, Listing]:
     entries = {}
     for name in GROUPS:
-        shape, vocabulary = example(name)
-        modules = model_group(name, 10, shape, vocabulary=vocabulary)
+        shape, vocabulary, outputs = example(name)
+        modules = model_group(name, outputs, shape, vocabulary=vocabulary)
         about = ", ".join(modules)
         if len(modules) >= 12:
             about = f"{len(modules)} of architecture and head"
@@ -87,8 +87,8 @@ def groups() -> dict[str, Listing]:
 def models() -> dict[str, Listing]:
     entries: dict[str, Listing] = {}
     for group in GROUPS:
-        shape, vocabulary = example(group)
-        for name, module in model_group(group, 10, shape, vocabulary=vocabulary).items():
+        shape, vocabulary, outputs = example(group)
+        for name, module in model_group(group, outputs, shape, vocabulary=vocabulary).items():
             # a model with another head has the same name and _headN behind it
             if name not in entries and "_head" not in name:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
