@@ -15,11 +15,11 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.check.packages import needing
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.image_folder import ENDINGS
-from fedjax_ht.lab.readers.images import common_shape, decode_files, resize
+from fedjax_ht.lab.readers.images import Pile, decode_files, resize
 from fedjax_ht.lab.readers.roles import SETS, sets_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import Origin, listing, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, files_below, read_whole
 
 _ORIGIN = Origin(
     "images/NAME.jpg and masks/NAME.png, or the same below folders of sets or places",
@@ -36,27 +36,19 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
     """
     if options.task != "per-pixel":
         raise ValueError(f"its labels are masks; set task to 'per-pixel', not {options.task!r}")
-    names, _ = listing(root)
-    images, masks = (
-        {
-            name.partition("/")[2].rpartition(".")[0]: name
-            for name in names
-            if name.startswith(f"{of}/") and name.rpartition(".")[2].lower() in ENDINGS
-        }
-        for of in ("images", "masks")
-    )
-    alone = sorted(images.keys() ^ masks.keys())
-    if alone or not images:
+    names = [path.relative_to(root).as_posix() for path in files_below(root)]
+    images, masks = (_by_key(names, folder) for folder in ("images", "masks"))
+    if images.keys() != masks.keys() or not images:
+        alone = sorted(images.keys() ^ masks.keys())
         raise ValueError(
-            f"it has {len(images)} images and {len(masks)} masks; of {len(alone)} one is missing"
-            f"{(alone and f', first of {alone[0]}') or ''}"
+            f"it has {len(images)} images and {len(masks)} masks; without the other are "
+            f"{listed(alone, 5) or 'none'}"
         )
     keys = sorted(images)
-    pile, converted = decode_files(
-        root, [images[key] for key in keys], options.image_size, options.target
-    )
-    pixels = list(_decoded(root, [masks[key] for key in keys], options.image_size))
-    common_shape([mask.shape for mask in pixels])
+    files = [images[key] for key in keys]
+    pile = decode_files(root, files, options.image_size, options.target)
+    of_images = [masks[key] for key in keys]
+    pixels = Pile(_decoded(root, of_images, options.image_size), None).stack(of_images)
     owners = np.array([key.partition("/")[0] if "/" in key else "" for key in keys])
     folders = np.unique(owners).tolist()
     sets = sets_of(folders)
@@ -67,22 +59,35 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
     official = {x: np.flatnonzero([sets.get(owner) == x for owner in owners]) for x in SETS}
     is_grouped = not sets and len(folders) > 1
     return Raw(
-        pile.stack([images[key] for key in keys]),
+        pile.stack(files),
         np.zeros(len(keys), np.int64),
         (),
         official={x: rows for x, rows in official.items() if len(rows)},
         groups=np.searchsorted(folders, owners) if is_grouped else None,
-        targets=np.stack(pixels)[..., 0],
+        targets=pixels[..., 0],
         reading=Reading(
             path=str(root),
             group_names=tuple(folders) if is_grouped else (),
-            converted=converted,
         ),
     )
 
 
-def _decoded(root: Path, names: list[str], size: int | None) -> Iterator[np.ndarray]:
-    """Yields the classes of masks' pixels, uint8 [H, W, 1]."""
+def _by_key(names: list[str], folder: str) -> dict[str, str]:
+    """Returns name without folder and ending -> name, of the images in a folder."""
+    found: dict[str, str] = {}
+    for name in names:
+        key, _, ending = name.rpartition(".")
+        if not name.startswith(f"{folder}/") or ending.lower() not in ENDINGS:
+            continue
+        key = key.removeprefix(f"{folder}/")
+        if key in found:
+            raise ValueError(f"{found[key]} and {name} may both be meant; leave one out")
+        found[key] = name
+    return found
+
+
+def _decoded(root: Path, names: list[str], size: int | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name, the classes of its pixels, uint8 [H, W, 1])."""
     with needing("decoding images"):
         from PIL import Image
 
@@ -95,7 +100,7 @@ def _decoded(root: Path, names: list[str], size: int | None) -> Iterator[np.ndar
             raise ValueError(f"mask {name} cannot be decoded ({error})") from error
         if mode not in ("1", "L", "P"):
             raise ValueError(f"mask {name} has mode {mode}; store classes as grey or palette")
-        yield resize(pixels.astype(np.uint8)[None, ..., None], size, nearest=True)[0]
+        yield name, resize(pixels.astype(np.uint8)[None, ..., None], size, nearest=True)[0]
 
 
 MASKS = Source(

@@ -68,7 +68,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="its labels are masks; set task to 'per-pixel'"):
         load_dataset(f"masks:{tmp_path}")
     write(tmp_path, "b", image)
-    with pytest.raises(ValueError, match="2 images and 1 masks; of 1 one is missing, first of b"):
+    with pytest.raises(ValueError, match="2 images and 1 masks; without the other are b"):
         read(tmp_path)
     write(tmp_path, "b", None, np.stack([mask] * 3, -1))
     with pytest.raises(ValueError, match=r"mask masks/b\.png has mode RGB"):
@@ -82,6 +82,14 @@ def test_sets_beside_places_are_refused(tmp_path):
     for key in ("train/a", "north/a"):
         write(tmp_path, key, *sample())
     with pytest.raises(ValueError, match="folders north, train are sets and places"):
+        read(tmp_path)
+
+
+def test_two_images_of_one_name_are_refused(tmp_path):
+    image, mask = sample()
+    write(tmp_path, "a", image, mask)
+    Image.fromarray(image).save(tmp_path / "images" / "a.png")
+    with pytest.raises(ValueError, match=r"images/a\.jpg and images/a\.png may both be meant"):
         read(tmp_path)
 
 
