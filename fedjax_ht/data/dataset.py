@@ -36,7 +36,7 @@ from fedjax_ht.data.copies import copied
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import all_of, checked_partition, checked_sets
-from fedjax_ht.data.meaning import name_doubts, refuse_twice
+from fedjax_ht.data.meaning import coding_doubts, name_doubts, refuse_twice
 from fedjax_ht.data.reading import Reading
 
 _LOGGER = logging.getLogger(__name__)
@@ -169,8 +169,28 @@ class Dataset:
         if self.targets is None:  # else labels are groups for partitions
             lines = label_doubts(self.labels, self.class_names) + lines
             lines += tuple(name_doubts(self.labels, self.class_names))
+            lines += tuple(self._coding_doubts())
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
+        return lines
+
+    def _coding_doubts(self) -> list[str]:
+        """Warnings on groups, or clients, and on sets that may code their classes differently."""
+        lines: list[str] = []
+        of_groups: Sequence[str] = self.reading.group_names if self.reading else ()
+        if self.groups is not None:
+            numbers, owners = np.unique(self.groups, return_inverse=True)
+            names = [
+                str(of_groups[i]) if 0 <= i < len(of_groups) else f"group {i}" for i in numbers
+            ]
+            lines += coding_doubts(owners, self.labels, self.class_names, names)
+        parts = [dict(self.official)]
+        if self.groups is None and self.clients is not None:
+            parts.append({f"client {i}": np.concatenate(x) for i, x in enumerate(self.clients)})
+        for sets in filter(None, parts):
+            rows = np.concatenate(list(sets.values()))
+            owners = np.repeat(np.arange(len(sets)), [*map(len, sets.values())])
+            lines += coding_doubts(owners, self.labels[rows], self.class_names, list(sets))
         return lines
 
     @functools.cached_property

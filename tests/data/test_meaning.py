@@ -22,10 +22,18 @@ def of_names(*names: str) -> str:
     [
         ("cat", "Cat"),
         ("cat", " cat"),
+        ("cat", "cat\u200b"),
+        ("cat", "\ufeffcat"),
         ("big cat", "big\u00a0cat"),
         ("big cat", "big  cat"),
         ("caf\u00e9", "cafe\u0301"),
+        ("cat", "c\u0430t"),  # a Cyrillic letter
+        ("T-shirt", "T\u2011shirt"),
         ("a", "\uff41"),
+        ("sun", "sun\ufe0f"),
+        ("sun", "su\x00n"),
+        ("1", "1.0"),
+        ("7", "007"),
         ("\u043a\u043e\u0442", "\u041a\u043e\u0442"),
     ],
 )
@@ -63,11 +71,72 @@ def test_one_name_twice_is_refused():
         of_names("a", "a", "b")
 
 
-@pytest.mark.parametrize("name", ["?", "NA", "n/a", "None", "NULL", "", " ", "-", "NaN"])
+@pytest.mark.parametrize(
+    "name", ["?", "\u2014", "NA", "n/a", "None", "NULL", "", " ", "\u200b", "-", "NaN"]
+)
 def test_a_name_that_marks_a_missing_label_is_said(name):
     assert f"20 of 60 samples have the class {name!r}" in of_names("cat", name, "dog")
+
+
+@pytest.mark.parametrize(
+    "names", [("-1", "0", "1"), ("-9", "1", "2"), ("0", "1", "99"), ("1", "2", "3", "255")]
+)
+def test_a_number_that_marks_a_missing_label_is_said(names):
+    odd = names[0] if names[0].startswith("-") else names[-1]
+    assert f"samples have the class '{odd}'" in of_names(*names)
 
 
 def test_a_label_of_minus_one_is_named():
     with pytest.raises(ValueError, match="; -1 often marks a sample without one"):
         fl.Dataset("d", ROWS[:3], [0, 1, -1], ("a", "b"))
+
+
+def in_sites(*lists: str, **sets) -> str:
+    """Doubts on files whose classes are the letters of a text each."""
+    names = sorted(set("".join(lists)))
+    owners = np.repeat(np.arange(len(lists)), 12)
+    labels = [names.index(of_file[i % len(of_file)]) for of_file in lists for i in range(12)]
+    fields = {"groups": owners}
+    if sets.pop("clients", False):
+        rows = [np.flatnonzero(owners == i) for i in range(len(lists))]
+        fields = {"clients": [fl.ClientIndices(x[:8], x[8:8], x[8:]) for x in rows]}
+    elif sets:
+        fields = {"official": {name: np.flatnonzero(owners == i) for i, name in enumerate(sets)}}
+    return "\n".join(fl.Dataset("d", ROWS[: len(labels)], labels, tuple(names), **fields).doubts)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ("012", "123"),
+        ("012", "abc"),
+        ("012", "ab"),
+        ("01", "12"),
+        ("012", "012", "123"),
+        ("012", "01", "123"),
+        ("cd", "kh"),
+        ("01", "12", "ab"),
+    ],
+)
+def test_sites_of_several_codings_are_said(lists):
+    line = in_sites(*lists)
+    assert "classes are joined by name, and differ: group 0 has" in line
+    if len(lists) == 2:
+        assert "train has" in in_sites(*lists, train=0, test=1)
+        assert "client 0 has" in in_sites(*lists, clients=True)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ("012", "012"),
+        ("012", "12"),
+        ("012", "123", "0123"),
+        ("0", "1"),
+        ("01", "23", "45", "67"),
+        ("0a", "1b", "2c", "3d"),
+        ("cdh", "dhk"),
+    ],
+)
+def test_sites_that_lack_classes_are_taken_without_a_word(lists):
+    assert not in_sites(*lists)

@@ -107,7 +107,7 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
     wide = make_federation(
         {"mlp": mlp(7, (4,))}, dataset.input_shape, 7, num_clients=3, task=dataset.task
     )
-    with pytest.raises(ValueError, match=r"7 outputs; make it with num_classes=[13]$"):
+    with pytest.raises(ValueError, match=r"7 outputs; make it with num_classes=(1|3|24)$"):
         make_federation_data(dataset, partition, wide)
 
 

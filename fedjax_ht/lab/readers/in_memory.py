@@ -284,7 +284,7 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
     """
     sets = dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
     for part in sets.values():
-        if not all(hasattr(part, name) for name in ("with_format", "features", "__len__")):
+        if not all(hasattr(part, name) for name in ("column_names", "features", "__len__")):
             raise ValueError(
                 f"it is {kind_of_value(part)}; it must be a datasets.Dataset with a length, a "
                 "DatasetDict of them, or the folder that save_to_disk wrote"
@@ -315,6 +315,8 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
 
 def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
     """The table of a set; images are the content of their files."""
+    if not hasattr(part, "with_format"):  # an object with the columns of a datasets.Dataset
+        return pa.table({name: _column(part, name) for name in columns})
     if part.format["type"] == "custom":
         raise ValueError(
             "it has a transform of its own (set_transform), which is not applied; map() its rows, "
@@ -331,6 +333,21 @@ def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
                 images.append(image and {"bytes": image["bytes"]})
             data = data.set_column(i, field.name, pa.array(images))
     return data
+
+
+def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    """A column of an object, which gives the same values again."""
+    try:
+        first, again = (arrow_column(name, part[name]) for _ in range(2))
+    except (LookupError, TypeError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"column {name!r} cannot be read ({reason})") from error
+    if not first.equals(again) and str(first.to_pylist()) != str(again.to_pylist()):  # NaN is NaN
+        raise ValueError(
+            f"column {name!r} differs when it is read again, as of a random transform; leave that "
+            "out, since samples are read once"
+        )
+    return first
 
 
 def _called(sets: Mapping[str, Any]) -> dict[str, str]:

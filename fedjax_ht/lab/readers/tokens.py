@@ -2,6 +2,7 @@
 of a folder of Hugging Face's."""
 
 import contextlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,6 +137,8 @@ class Tokenizer:
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
                 if getattr(self._tokenizer.model, "dropout", None):  # other ids at every call
                     self._tokenizer.model.dropout = None
+                added = self._tokenizer.encode("").tokens
+                _compare(json.loads(content), _settings(path), added)
             else:
                 self._tokenizer = _word_piece(content, _settings(path))
             ids = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -220,6 +223,38 @@ def _settings(path: Path) -> dict[str, Any]:
         if name.endswith("_token") and isinstance(value, dict):
             fields[name] = value.get("content")
     return fields
+
+
+_TOLD_TWICE = {
+    ("normalizer", "lowercase"): "do_lower_case",
+    ("normalizer", "strip_accents"): "strip_accents",
+    ("normalizer", "handle_chinese_chars"): "tokenize_chinese_chars",
+    ("pre_tokenizer", "add_prefix_space"): "add_prefix_space",
+}
+"""A part of tokenizer.json and its field -> the field of tokenizer_config.json."""
+
+
+def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[str]) -> None:
+    """Refuses a tokenizer.json that differs from tokenizer_config.json, which overrides it in
+    transformers.
+
+    Args:
+      content: fields of tokenizer.json.
+      settings: fields of the files beside it.
+      added: tokens that it adds to a text.
+    """
+    pairs = []
+    for (part, field), name in _TOLD_TWICE.items():
+        pairs.append((name, (content.get(part) or {}).get(field)))
+    if str(settings.get("tokenizer_class")).startswith("Llama"):
+        for name in ("bos_token", "eos_token"):
+            pairs.append((f"add_{name}", settings.get(name) in added))
+    for name, has in pairs:
+        asked = settings.get(name)
+        if isinstance(has, bool) and isinstance(asked, bool) and has != asked:
+            raise ValueError(
+                f"tokenizer_config.json has {name} {asked}, and this file {has}; make them equal"
+            )
 
 
 def _word_piece(content: str, settings: dict[str, Any]):

@@ -228,6 +228,28 @@ def test_errors_of_the_package_are_one_line(error):
         raise KeyboardInterrupt
 
 
+DIFFERENT = {
+    "do_lower_case False": ({"do_lower_case": False}, {"normalizer": {"lowercase": True}}),
+    "strip_accents True": ({"strip_accents": True}, {"normalizer": {"strip_accents": False}}),
+    "add_prefix_space True": (
+        {"add_prefix_space": True},
+        {"pre_tokenizer": {"add_prefix_space": False}},
+    ),
+    "add_bos_token True": (
+        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"},
+        {"normalizer": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DIFFERENT)
+def test_two_files_of_a_tokenizer_agree(message):
+    settings, content = DIFFERENT[message]
+    with pytest.raises(ValueError, match=f"tokenizer_config.json has {message}, and this file"):
+        tokens_module._compare(content, settings, ["[CLS]"])
+    tokens_module._compare({"normalizer": {"lowercase": None}}, {"do_lower_case": True}, [])
+
+
 def test_a_word_piece_has_the_special_tokens_of_its_folder(folder):
     pytest.importorskip("tokenizers")
     (folder / "vocab.txt").write_text("\n".join(("<pad>", "<unk>", "<s>", "</s>", "caf\u00e9")))
