@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from experiments.rows import write_rows
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.maps import COLOURS, principal, tsne, without_numbers
+from fedjax_ht.lab.report.maps import COLOURS, principal, tsne
 from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.lab.runs.folder import read_run
@@ -128,7 +128,8 @@ def picture(drawn: Mapping[str, tuple[OwnSamples, str, np.ndarray]]) -> Figure:
     """Draws an axis for each entry: label -> (samples, name of the embedding, places)."""
     figure, axes = subplots(1, len(drawn), squeeze=False, figsize=(4.2 * len(drawn), 4.4))
     for place, (label, (samples, name, places)) in zip(axes[0], drawn.items()):
-        without_numbers(place)
+        place.set(xticks=[], yticks=[])  # directions have no meaning of their own
+        place.set_aspect("equal", adjustable="datalim")
         colours = np.array(COLOURS)[samples.labels % len(COLOURS)]
         place.scatter(*places.T, s=6, lw=0, c=colours, rasterized=True)
         place.set_title(f"{label}, {len(np.unique(samples.clients))} clients\n{name}", fontsize=9)
