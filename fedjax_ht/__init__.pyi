@@ -149,6 +149,7 @@ from .methods.ktpfl import ktpfl as ktpfl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
 from .methods.moon import moon as moon
+from .methods.perfedavg import perfedavg as perfedavg
 from .methods.pfedafm import pfedafm as pfedafm
 from .methods.pfedes import pfedes as pfedes
 from .methods.pfedme import pfedme as pfedme

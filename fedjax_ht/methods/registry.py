@@ -76,6 +76,7 @@ LIBRARY = (
     "fedsa_anchors",
     "raflora",
     "fedspu",
+    "perfedavg",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 
@@ -87,7 +88,8 @@ OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
     *("fedavg", "fedprox", "moon", "fedper", "fedrep", "fedbn", "ditto", "apfl", "fedala"),
     *("fedrod", "gpfl", "lg_fedavg", "fedclassavg", "fml", "fedmrl", "pfedes", "pfedafm"),
-    *("fedcp", "pfedme", "pfedmoe", "fedit", "fedsa_lora", "heterofl", "feddropout", "fedrolex"),
+    *("fedcp", "pfedme", "perfedavg", "pfedmoe", "fedit", "fedsa_lora"),
+    *("heterofl", "feddropout", "fedrolex"),
 )
 """Methods whose server's state is parameters, and the next one their mean. A name may put a server
 optimizer behind them, as in "fedprox+fedadam"."""

@@ -61,6 +61,7 @@ KEEP_NOTHING = (
     "afl",
     "fedcgs",
     "fedbabu",
+    "perfedavg",
 )  # and what is composed with them
 
 

@@ -1,6 +1,8 @@
 """Three rounds of a simulation against the same rounds in NumPy, from equal weights: what clients keep
 while they are absent, and what a server makes of a part of its clients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,9 +31,9 @@ def indices() -> list[np.ndarray]:
     return np.split(np.arange(12), ends[:-1])
 
 
-def batches() -> dict[int, list]:
-    """The batches of each client: three samples, and what is left."""
-    x, size = (IMAGES.reshape(12, -1) / 255 - 0.5) / 0.5, TRAINING.batch_size
+def batches(size: int = TRAINING.batch_size) -> dict[int, list]:
+    """The batches of each client: `size` samples, and what is left."""
+    x = (IMAGES.reshape(12, -1) / 255 - 0.5) / 0.5
     of_clients = {}
     for i, places in enumerate(indices()):
         starts = range(0, len(places), size)
@@ -225,3 +227,15 @@ def test_fedbabu_averages_extractors_behind_one_head():
     first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
     model, _ = reference.play(reference.fedbabu(LR), first, absent, ROUNDS, batches())
     check_model(server[0], model)
+
+
+@pytest.mark.parametrize("variant", ["hessian", "first_order"])
+def test_perfedavg_descends_where_a_step_leads(variant):
+    """Parts are of one sample, and some of none."""
+    parts = 3 if variant == "hessian" else 2
+    recipe = dataclasses.replace(TRAINING, batch_size=1)
+    start, _, server, _ = simulated(METHODS["perfedavg"](recipe, alpha=0.3, variant=variant))
+    form = reference.perfedavg(LR, 0.3, variant == "hessian")
+    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
+    model, _ = reference.play(form, first, absent, ROUNDS, batches(parts))
+    check_model(server[0], model, rtol=1e-4)

@@ -39,6 +39,26 @@ def fedbabu(w: Model, batches, lr: float) -> Model:
     return new
 
 
+def perfedavg(w: Model, batches, lr: float, alpha: float, hessian: bool) -> Model:
+    """Each step takes two or three parts of its batch, of every second or third sample."""
+    new, parts = dict(w), 3 if hessian else 2
+    for x, y in batches:
+        first, second, third = (gradient_or_zero(x[i::parts], y[i::parts]) for i in range(3))
+        g1 = first(new)
+        d = second({k: new[k] - alpha * g1[k] for k in new})
+        if hessian:  # along d, by a difference of gradients in float64
+            ahead, back = ({k: new[k] + s * d[k] for k in new} for s in (1e-3, -1e-3))
+            ends = third(ahead), third(back)
+            d = {k: d[k] - alpha * (ends[0][k] - ends[1][k]) / 2e-3 for k in new}
+        new = {k: new[k] - lr * d[k] for k in new}
+    return new
+
+
+def gradient_or_zero(x: np.ndarray, y: np.ndarray):
+    """Returns (model) -> the gradient of these samples, zero without any."""
+    return lambda w: gradient(w, x, y) if len(y) else {k: 0 * v for k, v in w.items()}
+
+
 def scaffold(w: Model, c: Model, c_own: Model, batches, lr: float) -> tuple[Model, Model]:
     """Option II: steps along g + c - c_i; returns w_i - w and c_i' - c_i."""
     new = dict(w)

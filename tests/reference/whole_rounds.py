@@ -54,6 +54,13 @@ def fedprox(lr: float, mu: float) -> Form:
     return Form(client, mean)
 
 
+def perfedavg(lr: float, alpha: float, hessian: bool) -> Form:
+    def client(w, _, batches):
+        return (), steps.perfedavg(w, batches, lr, alpha, hessian)
+
+    return Form(client, mean)
+
+
 def fedbabu(lr: float) -> Form:
     """Uploads are extractors, whose mean is uniform."""
 

@@ -32,6 +32,7 @@ WITH_COUNTS = (
     *("fedavg", "fedgen", "fedral", "fedclassavg", "fedper", "fedmrl", "dfrd", "fedftg"),
     *("fedprox", "moon", "ditto", "apfl", "fedbn", "fedrep", "fedala", "fedpac", "fjord"),
     *("pfedes", "pfedafm", "pfedmoe", "feddbe", "fedrod", "gpfl", "fedcp", "pfedme", "fedspu"),
+    "perfedavg",
 )
 counting_methods = by_name(("fedavg", "local"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture

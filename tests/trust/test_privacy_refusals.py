@@ -16,6 +16,7 @@ TWICE = "do not train once a round"
 TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
     (("", "", ""), "fedbabu"),
+    (("", "", "a step of perfedavg compares samples"), "perfedavg"),
     (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl feddbe fedcp"),
     # by default entries are chosen by the server's model, which is no secret
     (("", "", ""), "fiarse"),
