@@ -239,7 +239,7 @@ def test_every_split_has_its_options(kind):
         (["--config.rounds=many"], "rounds"),
         (
             ["--config.partition.options.shots=5"],
-            "partition 'dirichlet' has no option 'shots'; did you mean 'sets'? It has alpha",
+            "unknown config field 'partition.options.shots'; did you mean 'partition.options.sets'?",
         ),
         (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own"),
         (
