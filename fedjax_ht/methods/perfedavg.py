@@ -69,8 +69,8 @@ def perfedavg(
         def loss(params, stats, batch: Batch, key) -> Loss:
             if len(batch.mask) < parts:
                 raise ValueError(
-                    "a step of perfedavg compares samples, and privacy.unit 'sample' takes them "
-                    "one by one; take 'client' or 'upload'"
+                    "privacy.unit is 'sample', but a step of perfedavg compares samples; take "
+                    "'client' or 'upload'"
                 )
 
             def of_part(w, number):
