@@ -151,3 +151,8 @@ def test_the_auc_of_every_client_is_computed_where_asked():
     assert [x is None for x in row["client_auc"]] == list(np.isnan(want))
     some = evaluation_row(sim.evaluate(state, np.array([0, 3])), ("cap",), np.array([0, 3]))
     assert some["client_auc"] == [row["client_auc"][i] for i in (0, 3)]
+
+
+def test_nobody_is_scored_where_nobody_is_asked_for():
+    sim = simulation()
+    assert not sim.evaluate(sim.init(), np.array([], int)).accuracy
