@@ -199,19 +199,20 @@ def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> 
     def logits_of(outputs):
         return outputs.reshape(-1, *shape)
 
+    def pixels_of(outputs):
+        return outputs.reshape(-1, num_classes)
+
     def labelled(targets, mask):
         return (targets != ignored) & mask[:, None, None]
 
     def loss(outputs, targets, mask):
         known = labelled(targets, mask)
         classes = jnp.where(known, targets, 0).astype(jnp.int32)
-        logits = logits_of(outputs)
-        return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, classes), known)
+        return cross_entropy(pixels_of(outputs), classes.ravel(), known.ravel())
 
     def divergence(teacher, outputs, mask):
-        known, said = (jax.nn.log_softmax(logits_of(x)) for x in (teacher, outputs))
-        apart = jnp.sum(jnp.exp(known) * (known - said), -1)
-        return masked_mean(jnp.mean(apart, (1, 2)), mask)
+        everywhere = jnp.repeat(mask, height * width)
+        return kl_divergence(pixels_of(teacher), pixels_of(outputs), everywhere)
 
     def sums(outputs, targets, mask):
         known = labelled(targets, mask)
