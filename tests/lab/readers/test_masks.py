@@ -60,6 +60,8 @@ def test_places_are_groups_and_masks_are_resized_without_mixing(tmp_path):
         "south",
     )
     np.testing.assert_array_equal(dataset.targets, np.tile([0, 0, 2, 2], (3, 4, 1)))
+    write(tmp_path, "south/3", sample(8, 8)[0], 2 * RNG.integers(0, 2, (8, 8)).astype(np.uint8))
+    assert np.unique(read(tmp_path, image_size=4).targets).tolist() == [0, 2]
 
 
 def test_what_is_refused(tmp_path):
