@@ -58,7 +58,7 @@ from fedjax_ht.deploy.plan import Plan, description, difference, make_models, ta
 from fedjax_ht.deploy.samples import public_split
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, sum_groups, uplink_vector
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.checkpoint import load_tree, save_tree
+from fedjax_ht.lab.checkpoints.segments import load_tree, save_tree
 from fedjax_ht.lab.runs.federation import Task
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.program import evaluation_batch

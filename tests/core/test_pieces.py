@@ -13,7 +13,7 @@ from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.core.prediction_counts import score
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.lab.checkpoints.checkpoint import pieces
+from fedjax_ht.lab.checkpoints.segments import pieces
 from fedjax_ht.lab.readers import motion
 from fedjax_ht.lab.runs.folder import fingerprints
 from fedjax_ht.lab.safe import arrays

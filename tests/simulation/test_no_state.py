@@ -12,7 +12,8 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, segments_of
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions

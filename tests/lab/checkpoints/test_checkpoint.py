@@ -10,12 +10,8 @@ import pytest
 
 from fedjax_ht.core.keys import OtherGenerator
 from fedjax_ht.lab.checkpoints import checkpoint
-from fedjax_ht.lab.checkpoints.checkpoint import (
-    Checkpointer,
-    Placement,
-    held_segments,
-    rows_to_write,
-)
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import Placement, held_segments, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

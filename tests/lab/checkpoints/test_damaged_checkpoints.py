@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.checkpoints import checkpoint, sealed
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, held_segments
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import held_segments
 from tests.lab.checkpoints.toy import (
     COURSE,
     advance,

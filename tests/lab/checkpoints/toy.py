@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.lab.checkpoints.checkpoint import ARRAYS
+from fedjax_ht.lab.checkpoints.segments import ARRAYS
 from fedjax_ht.simulation.simulation import SimulationState
 
 ROWS = {"wide": 12, "stateless": 3}

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer, plain
+from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
+from fedjax_ht.lab.checkpoints.segments import plain
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
