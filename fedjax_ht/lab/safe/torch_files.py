@@ -111,12 +111,18 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
 class _TorchRecorder(safe_pickle.Recorder):
-    """A recorder of torch's pickles, which name their storages by tuples."""
+    """A recorder of torch's pickles, which name their storages by tuples.
+
+    Attributes:
+      storages: the tuples that were read so far.
+    """
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, _STORAGE_CALLS | TENSOR_CALLS | _BESIDE, _ALLOWED)
+        self.storages: list[Any] = []
 
     def persistent_load(self, pid):
+        self.storages.append(pid)
         return pid
 
 
@@ -211,11 +217,7 @@ def _tensor(file: Any, name: str) -> np.ndarray:
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
     with open_regular(path) as file, safe_pickle.damage_is_a_value_error():
-        if not zipfile.is_zipfile(file):
-            raise ValueError(
-                "no zip file, as torch writes since 1.6; save it again with a torch of today"
-            )
-        content, storage = _read_zip(file)
+        content, storage = _read_zip(file) if zipfile.is_zipfile(file) else _read_stream(file)
         return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
@@ -267,27 +269,51 @@ def _entry(archive: Zip, name: str) -> bytearray:
     return archive.read(name, math.inf)
 
 
+def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """Reads the stream of pickles that torch wrote before 1.6, and still writes inside of pickles.
+
+    The stream is a header, the content, the names of the storages, and in their order the length
+    and the numbers of each.
+
+    Returns:
+      As `_read_zip`.
+    """
+    file.seek(0)
+    magic, version, system = [_TorchRecorder(file).load() for _ in range(3)]
+    is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
+    if not is_known or not system.get("little_endian"):
+        raise ValueError("it is in none of torch's formats, or of a big-endian machine")
+    recorder = _TorchRecorder(file)
+    content = recorder.load()
+    kinds = {key: kind for kind, key in map(kind_and_key, recorder.storages)}
+    keys = _TorchRecorder(file).load()
+    if sorted(keys) != sorted(kinds):
+        raise ValueError("it does not hold the storages that it names; the file is damaged")
+    storages, end = {}, size_of(file)
+    for key in keys:
+        dtype = np.dtype(STORAGES[kinds[key]])
+        count = int.from_bytes(file.read(8), "little")
+        left = end - file.tell()
+        if count * dtype.itemsize > left:
+            raise ValueError(
+                f"{left} bytes are left for a storage of {count} numbers; the file is damaged"
+            )
+        storages[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype)
+    if file.tell() != end:
+        raise ValueError(f"it has {end - file.tell()} bytes too many; the file is damaged")
+
+    def numbers_of(record: Any) -> np.ndarray:
+        return storages[kind_and_key(record)[1]]
+
+    return content, numbers_of
+
+
 def read_storage(content: bytes) -> np.ndarray:
     """The numbers, [N], of one storage that torch wrote as a stream of pickles.
-
-    The stream is a header, the record of the storage, its name, its length and its numbers.
 
     Raises:
       ValueError: the stream is damaged, of another format, or holds anything but one storage.
     """
-    file = io.BytesIO(content)
     with safe_pickle.damage_is_a_value_error():
-        magic, version, system, record, keys = [_TorchRecorder(file).load() for _ in range(5)]
-        is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
-        if not is_known or not system.get("little_endian"):
-            raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
-        kind, key = kind_and_key(record)
-        if keys != [key]:
-            raise ValueError("it does not hold the storages that it names; the file is damaged")
-        count, dtype = int.from_bytes(file.read(8), "little"), np.dtype(STORAGES[kind])
-        left = len(content) - file.tell()
-        if count * dtype.itemsize != left:
-            raise ValueError(
-                f"a storage of {left} bytes says that it has {count} numbers; the file is damaged"
-            )
-        return np.frombuffer(content, dtype, count, file.tell())
+        record, numbers_of = _read_stream(io.BytesIO(content))
+        return numbers_of(record)

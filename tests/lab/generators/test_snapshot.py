@@ -211,8 +211,11 @@ def test_truncated_snapshots(tmp_path, kept):
 
 
 DAMAGE = {
-    "of another length": (storage(ARRAY.ravel())[:-4], "says that it has 6 numbers; the file"),
-    "cut inside a number": (storage(ARRAY.ravel())[:-1], "says that it has 6 numbers; the file"),
+    "of another length": (storage(ARRAY.ravel())[:-4], "bytes are left for a storage of 6 numbers"),
+    "cut inside a number": (
+        storage(ARRAY.ravel())[:-1],
+        "bytes are left for a storage of 6 numbers",
+    ),
     "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
     "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage"),

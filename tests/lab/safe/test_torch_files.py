@@ -111,11 +111,67 @@ def test_storages_of_old(kind):
     np.testing.assert_array_equal(read, values)
 
 
-@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x + b"x"])
-def test_a_storage_of_another_length_is_refused(change):
-    content = change(storage(np.zeros(3, np.float32), "FloatStorage"))
-    with pytest.raises(ValueError, match="says that it has 3 numbers; the file is damaged"):
+LENGTHS = {
+    "11 bytes are left for a storage of 3 numbers": lambda content: content[:-1],
+    "it has 1 bytes too many": lambda content: content + b"x",
+}
+
+
+@pytest.mark.parametrize("message", LENGTHS)
+def test_a_storage_of_another_length_is_refused(message):
+    content = LENGTHS[message](storage(np.zeros(3, np.float32), "FloatStorage"))
+    with pytest.raises(ValueError, match=f"{message}; the file is damaged"):
         read_storage(content)
+
+
+def stream(pickled, storages, keys=None, version=1001, little=True):
+    """A file of torch before 1.6."""
+    system = {"protocol_version": 1001, "little_endian": little, "type_sizes": {}}
+    header = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, version, system)]
+    names = pickle.dumps(list(storages) if keys is None else keys, 2)
+    parts = [x.size.to_bytes(8, "little") + x.tobytes() for x in storages.values()]
+    return b"".join([*header, pickled, names, *parts])
+
+
+OLD = (
+    state_dict(x=tensor(), count=tensor("LongStorage", "1", shape=(), strides=())),
+    {"1": np.array([7]), "0": np.array([1.5, -2], np.float32)},
+)
+
+
+def test_a_file_of_torch_before_1_6(tmp_path):
+    (tmp_path / "old.pth").write_bytes(stream(*OLD))
+    arrays = load_state_dict(tmp_path / "old.pth")
+    assert list(arrays) == ["x", "count"]
+    assert arrays["x"].tolist() == [1.5, -2] and arrays["x"].dtype == np.float32
+    assert arrays["count"] == 7 and arrays["count"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (stream(*OLD, version=1002), "in none of torch's formats"),
+        (stream(*OLD, little=False), "of a big-endian machine"),
+        (stream(*OLD, keys=["0"]), "does not hold the storages that it names"),
+        (stream(*OLD, keys=["0", "1", "1"]), "does not hold the storages that it names"),
+        (stream(*OLD, keys=[["0"], "1"]), "damaged pickle: TypeError"),
+        (stream(*OLD, keys={"0": 1}), "does not hold the storages that it names"),
+        (b"", "damaged pickle: EOFError"),
+    ],
+)
+def test_damaged_files_of_torch_before_1_6(tmp_path, content, message):
+    (tmp_path / "old.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"old\.pth: .*{message}"):
+        load_state_dict(tmp_path / "old.pth")
+
+
+def test_a_cut_stream_is_one_line(tmp_path):
+    whole = stream(*OLD)
+    for end in range(len(whole)):
+        (tmp_path / "old.pth").write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"old\.pth: ") as error:
+            load_state_dict(tmp_path / "old.pth")
+        assert "\n" not in str(error.value)
 
 
 def test_views_of_one_storage(tmp_path):
@@ -179,6 +235,9 @@ def test_nothing_runs(tmp_path, place):
     }[place]
     with pytest.raises(ValueError, match=r"x\.pth: the pickle names \w+\.system; only tensors by"):
         load_state_dict(write(tmp_path / "x.pth", pickled))
+    (tmp_path / "x.pth").write_bytes(stream(pickled, OLD[1]))
+    with pytest.raises(ValueError, match=r"x\.pth: the pickle names \w+\.system; only tensors by"):
+        load_state_dict(tmp_path / "x.pth")
     assert not target.exists()
 
 
