@@ -21,7 +21,8 @@ from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.rows import MACRO_F1
 from fedjax_ht.lab.report.statistics import LEVEL, Gains, Interval, gains_of_run, mean_interval
-from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten, some
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated

@@ -20,7 +20,8 @@ from fedjax_ht.lab.config.config_files import define_config
 from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.compare import comparison
-from fedjax_ht.lab.runs.search import parse_space, points_of, rounds_trained, rungs
+from fedjax_ht.lab.runs.search import rounds_trained, rungs
+from fedjax_ht.lab.runs.spaces import parse_space, points_of
 
 QUEUE = Path(__file__).parent / "queue" / "commands.txt"
 HEADING = re.compile(r"# row (\d+) \((.+) core-hours?\): (.+)")

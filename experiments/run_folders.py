@@ -14,7 +14,8 @@ from fedjax_ht.lab.config.entries import folder_of, recorded
 from fedjax_ht.lab.report.compared import compared, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
 from fedjax_ht.lab.runs import folder as folders
-from fedjax_ht.lab.runs.folder import flatten, identities_of, naming
+from fedjax_ht.lab.runs.folder import flatten, naming
+from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 

@@ -18,17 +18,8 @@ from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.report.rows import are_evaluated, score_in
 from fedjax_ht.lab.report.statistics import best_scores, lead_of, means_of
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
-from fedjax_ht.lab.runs.folder import (
-    SHA,
-    Identity,
-    differences,
-    flatten,
-    naming,
-    read_identity,
-    read_json,
-    some,
-    write_json,
-)
+from fedjax_ht.lab.runs.folder import flatten, naming, read_json, write_json
+from fedjax_ht.lab.runs.identity import SHA, Identity, differences, read_identity, some
 from fedjax_ht.lab.runs.method import ending_of
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason

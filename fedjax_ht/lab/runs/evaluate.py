@@ -24,7 +24,8 @@ from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import kind_of
 from fedjax_ht.lab.report.rows import Score
-from fedjax_ht.lab.runs.folder import check_identity, identity_of, read_folder
+from fedjax_ht.lab.runs.folder import read_folder
+from fedjax_ht.lab.runs.identity import check_identity, identity_of
 from fedjax_ht.lab.runs.method import evaluated_clients
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan, Run

@@ -1,12 +1,7 @@
-"""The folder of a run: the one program that writes there and its JSON files, its config and notes,
-checksums of its data, and the identity of each entry.
-
-An entry's folder carries its identity, identity.json, wherever it goes. A run resumes there,
-and a table sets its rows beside others', only where they are those of the run's config.
-"""
+"""The folder of a run: its config and notes in config.json, checksums of its data, its other JSON
+files, and the lock of the one program that writes there."""
 
 import contextlib
-import dataclasses
 import datetime
 import fcntl
 import json
@@ -27,7 +22,6 @@ from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.data.public import hold_out_share
-from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import option_values, typed_config
 from fedjax_ht.lab.config.entries import (
@@ -35,7 +29,6 @@ from fedjax_ht.lab.config.entries import (
     as_run,
     check_label,
     entries_of,
-    folder_of,
     recorded,
 )
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
@@ -100,7 +93,6 @@ MOST, MOST_CLIENTS = 1 << 10, 1 << 20  # entries and trials; clients
 
 CONFIG = "config.json"
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
-IDENTITY = "identity.json"  # of an entry, see `Identity`
 
 OWN = ("own_methods", "own_partitions", "own_modules")
 """The notes of a run with methods, a partition or modules of a user's own: the name of each, of a
@@ -310,239 +302,6 @@ def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) ->
             f"{workdir} holds a run of another config ({', '.join(shown[:5])}); choose another "
             "--workdir"
         )
-
-
-SHA = "sha256"
-PLACES = ("data.data_dir", "data.name")
-"""Fields of the place of the data. The same data may lie elsewhere, as their checksum tells."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """The identity of one entry, in plain values as config.json has them.
-
-    Attributes:
-      method: the method's name and all its options; of one that was given from Python, its SHA-256.
-      data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
-      split: fields of `config.partition`, and the SHA-256 of the clients' samples.
-      models: fields of `config.model`, as the entry has them; of modules given from Python, their
-        SHA-256.
-      training: fields of `config.training`, as the entry has them.
-      options: the other fields of the config that change a round's numbers.
-      files: name of each file that models or devices start from -> SHA-256.
-      seed: the root seed of the first trial.
-      trials: number of seeds that were trained.
-      rounds: number of rounds saved.
-      ended: ISO date on which the last of them was saved; "" before the first.
-      versions: programs and machines that trained it, see `environment`, the first of them first.
-    """
-
-    method: Mapping[str, Any]
-    data: Mapping[str, Any]
-    split: Mapping[str, Any]
-    models: Mapping[str, Any]
-    training: Mapping[str, Any]
-    options: Mapping[str, Any]
-    files: Mapping[str, str]
-    seed: int
-    trials: int
-    rounds: int = 0
-    ended: str = ""
-    versions: tuple[Mapping[str, str], ...] = ()
-
-
-def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Identity:
-    """Returns the identity that an entry of a run must have, with no rounds.
-
-    Args:
-      entry: an entry of the run.
-      config: the config of the run.
-      noted: "data", "split", "weights" and "objects", as config.json notes them.
-    """
-    objects = noted.get("objects", {})
-    fields = to_json(as_run(entry, config))
-    sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
-    seed, trials = fields.pop("seed"), fields.pop("trials")
-    for name in NAMING:
-        fields.pop(name, None)
-    options = flatten(fields)
-    method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
-    return Identity(
-        method=method | _sum_of(entry.method, objects),
-        data=sections["dataset"] | {SHA: noted.get("data")},
-        split=sections["partition"] | {SHA: noted.get("split")},
-        models=sections["model"] | _sum_of(config.model.group, objects),
-        training=sections["training"],
-        options={name: value for name, value in options.items() if name not in FREE_FIELDS},
-        files=dict(noted.get("weights", {})),
-        seed=seed,
-        trials=trials,
-    )
-
-
-def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
-    """Returns the checksum of what a name stands for; {} where no object was given for it."""
-    return {SHA: objects[name]} if name in objects else {}
-
-
-def differences(stored: Identity, expected: Identity) -> list[str]:
-    """Returns a line for each setting, checksum or seed in which two identities differ, such as
-    "training.learning_rate 0.3 instead of 0.05"."""
-    before, now = _settings(stored), _settings(expected)
-    if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
-        for place in PLACES:
-            before.pop(place, None)
-            now.pop(place, None)
-    lines = []
-    for name in sorted(before | now):
-        # a file that is gone has no checksum
-        is_unknown = name not in before or name not in now or None in (before[name], now[name])
-        is_sum = name.endswith(SHA) or name.startswith("files.")
-        if before.get(name) != now.get(name) and not (is_sum and is_unknown):
-            lines.append(f"{name} {_shown(before.get(name))} instead of {_shown(now.get(name))}")
-    return lines
-
-
-def _settings(identity: Identity) -> dict[str, Any]:
-    fields = dataclasses.asdict(identity)
-    for name in ("rounds", "ended", "versions"):
-        del fields[name]
-    return flatten(fields)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    is_sum = isinstance(value, str) and len(value) == 64
-    return value[:12] if is_sum else text
-
-
-def write_identity(identity: Identity, folder: Path) -> None:
-    """Writes identity.json into an entry's folder."""
-    write_json(folder / IDENTITY, dataclasses.asdict(identity))
-
-
-def read_identity(folder: Path) -> Identity | None:
-    """Reads the identity of an entry's folder, completed with today's defaults for fields that its
-    version did not have; None where it has none.
-
-    Raises:
-      ValueError: the file is not what a run writes. One line.
-    """
-    path = folder / IDENTITY
-    if not path.exists():
-        return None
-    stored = read_json(path)
-    with naming(path):
-        name = stored["method"]["name"]
-        entry = {"label": name, "method": name, "options": {}, "training": {}, "model": {}}
-        data, split = stored["data"]["name"], stored["split"]["kind"]
-        config = completed({"dataset": {"name": data}, "partition": {"kind": split}})
-        defaults = identity_of(recorded(entry), typed_config(config), {})
-        fields: dict[str, Any] = filled(stored, dataclasses.asdict(defaults))
-        fields["versions"] = tuple(map(dict, stored["versions"]))
-        return Identity(**fields)
-
-
-def identities_of(
-    entries: Iterable[Entry], config: Config, noted: Mapping[str, Any]
-) -> dict[str, Identity]:
-    """Returns the identity of each entry, see `identity_of`, by its label."""
-    return {entry.label: identity_of(entry, config, noted) for entry in entries}
-
-
-def check_identity(label: str, folder: Path, expected: Identity) -> None:
-    """Raises a ValueError where an entry's folder holds a run of something else.
-
-    Args:
-      label: the entry's label.
-      folder: the entry's folder, which need not exist.
-      expected: the identity of the entry in this run.
-    """
-    with trusting(False, expected.method["name"]):
-        stored = read_identity(folder)
-    if stored is not None:
-        lines = differences(stored, expected)
-        if lines:
-            raise ValueError(
-                f"{folder} holds a run of another {label} ({some(lines)}); move it away, or choose "
-                "another --workdir"
-            )
-    elif results_of(folder):
-        raise ValueError(
-            f"{folder}: {IDENTITY} is missing, so the run cannot be verified; move it away, or "
-            "choose another --workdir"
-        )
-
-
-def begin_again(folder: Path) -> Path | None:
-    """Prepares an entry's folder for a start at round 0; returns where results of an earlier course
-    are now, None without any."""
-    identity, aside, results = read_identity(folder), None, results_of(folder)
-    if results:
-        maps = folder.glob(f"{Path(MAP).stem}.*")
-        aside = sealed.set_aside([*results, *maps, folder / IDENTITY], folder)
-    if identity is not None:
-        write_identity(dataclasses.replace(identity, rounds=0, ended="", versions=()), folder)
-    return aside
-
-
-def some(lines: list[str], most: int = 3) -> str:
-    """Joins some lines, and counts the others."""
-    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return ", ".join([*lines[:most], *more])
-
-
-def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -> None:
-    """Notes an entry's rounds, and the programs that trained it, in identity.json."""
-    identity = read_identity(folder)
-    if identity is None or identity.rounds == rounds:
-        return
-    versions = identity.versions
-    if environment not in versions:
-        versions = (*versions, environment)
-    today = datetime.date.today().isoformat()
-    identity = dataclasses.replace(identity, rounds=rounds, ended=today, versions=versions)
-    write_identity(identity, folder)
-
-
-def begin(
-    experiment: Plan, workdir: Path, notes: Mapping[str, Any], *, writes: bool
-) -> dict[str, Identity]:
-    """Compares a run with the one in its folder, and notes it there; returns the identities of its
-    entries.
-
-    Args:
-      experiment: the experiment of the run.
-      workdir: the run's folder.
-      notes: the notes of the run, see `own_methods.noted`.
-      writes: False compares alone.
-
-    Raises:
-      ValueError: the folder holds a run of something else, or of more rounds. One line.
-    """
-    config, entries = experiment.config, experiment.entries
-    run = run_folder(config, entries, workdir, notes)
-    identities = identities_of(entries, config, run.notes)
-    for label, identity in identities.items():
-        folder = workdir / folder_of(label)
-        check_identity(label, folder, identity)
-        saved = max(sealed.numbers(folder / "checkpoints"), default=0)
-        if saved > config.rounds:
-            raise ValueError(
-                f"{label} has {saved} rounds in {folder}, and rounds is {config.rounds}; a run "
-                f"does not go back: set rounds to {saved} or more, or choose another --workdir"
-            )
-    if not writes:
-        return identities
-    # Before config.json, which says that the folder's entries have identities: were it the other
-    # way round and ended in between, the entries would be refused.
-    for entry in map(recorded, run.entries.values()):
-        folder = workdir / entry.folder
-        # results without an identity come from elsewhere
-        if not (folder / IDENTITY).exists() and not results_of(folder):
-            write_identity(identity_of(entry, config, run.notes), folder)
-    write_folder(run)
-    return identities
 
 
 MAX_LEVELS = 32

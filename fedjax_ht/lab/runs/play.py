@@ -21,7 +21,8 @@ from fedjax_ht.lab.report.bad_clients import place_of
 from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.folder import agreed, begin_again, is_primary, read_json, remember_rounds
+from fedjax_ht.lab.runs.folder import agreed, is_primary, read_json
+from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
 from fedjax_ht.lab.runs.plan import Run

@@ -19,7 +19,8 @@ from fedjax_ht.lab.report.compared import FILE, Page, compared, read_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated
-from fedjax_ht.lab.runs.folder import identities_of, locked, read_folder
+from fedjax_ht.lab.runs.folder import locked, read_folder
+from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result

@@ -18,7 +18,8 @@ from absl import flags
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
-from fedjax_ht.lab.runs.search import budget, parse_space, points_of, searched, table
+from fedjax_ht.lab.runs.search import budget, searched, table
+from fedjax_ht.lab.runs.spaces import parse_space, points_of
 
 _ENTRY = flags.DEFINE_string(
     "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."

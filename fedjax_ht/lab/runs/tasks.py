@@ -36,7 +36,7 @@ from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.folder import remember_rounds
+from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play
@@ -346,9 +346,9 @@ def _stamp(workdir: Path) -> str:
 
 
 @contextlib.contextmanager
-def in_place(place: Workplace, report: Report) -> Iterator[Notify]:
-    """Sets up the process of a task, and yields the function that tells the driver, which returns
-    True where the task is to stop.
+def in_place(place: Workplace, report: Report) -> Iterator[tuple[Notify, list[int]]]:
+    """Sets up the process of a task, and yields the function that tells the driver, and a list that
+    has a signal once the task is to stop after a row.
 
     Raises:
       OSError: this machine does not see the run's folder. One line.
@@ -365,26 +365,17 @@ def in_place(place: Workplace, report: Report) -> Iterator[Notify]:
     os.chdir(place.directory)
     _prepare_process(place.devices)
 
-    def notify(kind: str, *what: Any) -> bool:
+    caught: list[int] = []
+
+    def notify(kind: str, *what: Any) -> None:
         if kind == "stage":
             what = (f"{what[0]}, on {socket.gethostname()}",)
-        return report((kind, *what))
+        if report((kind, *what)) and kind == "row":
+            caught.append(signal.SIGTERM)
 
     with user_modules_in(*place.folders):
         _register(place.config_file)
-        yield notify
-
-
-def stoppable(notify: Notify) -> tuple[Notify, list[int]]:
-    """Returns a function that tells the driver, and a list that has a signal once a task is to stop
-    after a row."""
-    caught: list[int] = []
-
-    def hear(kind: str, *what: Any) -> None:
-        if notify(kind, *what) and kind == "row":
-            caught.append(signal.SIGTERM)
-
-    return hear, caught
+        yield notify, caught
 
 
 @functools.lru_cache(maxsize=1)
@@ -435,15 +426,14 @@ def train_task(
       trial: the run's number, or None for all.
       report: sends rows and lines to the driver.
     """
-    with in_place(place, report) as notify:
-        hear, caught = stoppable(notify)
+    with in_place(place, report) as (notify, caught):
         experiment = kept(_begun, config)
         run = experiment.runs[label]
         folder, runs = place.workdir / folder_of(label), []
         precision = experiment.config.precision
         # a task that was stopped before its first round has nothing to tell
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
-            runs = play(run, folder, hear, caught, trial=trial)
+            runs = play(run, folder, notify, caught, trial=trial)
         programs = environment() | own_code(run)
     return Outcome(runs, programs)
 

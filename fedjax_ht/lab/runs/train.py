@@ -32,7 +32,8 @@ from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
 from fedjax_ht.lab.report.results import Aim
-from fedjax_ht.lab.runs.folder import begin, flatten, is_primary, locked, read_json, write_json
+from fedjax_ht.lab.runs.folder import flatten, is_primary, locked, read_json, write_json
+from fedjax_ht.lab.runs.identity import begin
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play

@@ -8,7 +8,7 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of, preset
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.report import text_of, to_watch
-from fedjax_ht.lab.runs.folder import identities_of, write_identity
+from fedjax_ht.lab.runs.identity import identities_of, write_identity
 
 NOTED = {"data": "d" * 64, "split": "5" * 64}
 VERSIONS = {"fedjax_ht": "0.1.0", "commit": "abc", "jax": "0.10.2", "machine": "2 x CPU"}

@@ -11,7 +11,8 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, report
-from fedjax_ht.lab.runs.folder import VERSION, fingerprints, identity_of, run_folder
+from fedjax_ht.lab.runs.folder import VERSION, fingerprints, run_folder
+from fedjax_ht.lab.runs.identity import identity_of
 from fedjax_ht.lab.runs.plan import plan
 
 

@@ -10,7 +10,8 @@ import pytest
 from fedjax_ht.lab.config.base import method_config, typed_config
 from fedjax_ht.lab.report.compared import Page, write_page
 from fedjax_ht.lab.runs import train
-from fedjax_ht.lab.runs.folder import VERSION, begin, locked, read_folder, read_identity
+from fedjax_ht.lab.runs.folder import VERSION, locked, read_folder
+from fedjax_ht.lab.runs.identity import begin, read_identity
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate

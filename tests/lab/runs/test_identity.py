@@ -14,7 +14,7 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.folder import differences, identity_of, read_identity, write_identity
+from fedjax_ht.lab.runs.identity import differences, identity_of, read_identity, write_identity
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import config_of, metrics
 

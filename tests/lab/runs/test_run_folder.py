@@ -28,9 +28,8 @@ from fedjax_ht.lab.runs.folder import (
     fingerprints,
     locked,
     read_folder,
-    read_identity,
-    write_identity,
 )
+from fedjax_ht.lab.runs.identity import read_identity, write_identity
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate

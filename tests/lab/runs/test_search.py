@@ -20,20 +20,15 @@ from fedjax_ht.lab.runs import search
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import (
     better_half,
-    described_space,
-    draw,
     fairly_tuned,
     families,
-    grid,
-    parse_space,
-    points_of,
     rounds_trained,
     rungs,
     searched,
-    space_of,
     table,
 )
 from fedjax_ht.lab.runs.signals import Interrupted
+from fedjax_ht.lab.runs.spaces import described_space, draw, grid, parse_space, points_of, space_of
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES

@@ -1,0 +1,152 @@
+"""Spaces of settings for a search, as `--over` writes them, and the points in them."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_ht.check.options import SearchRange, search_ranges
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.methods import method_factory
+
+FACTOR = 8.0  # of the config's learning rate, up and down
+RATE = "training.learning_rate"
+
+Space = Mapping[str, tuple[str, ...] | SearchRange]
+"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their
+range."""
+Point = dict[str, str]
+
+
+def parse_space(over: Sequence[str]) -> Space:
+    """Reads a space: "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
+
+    Raises:
+      ValueError: one of them is wrong. One line.
+    """
+    space: Space = {}
+    for spec in over:
+        key, equals, text = spec.partition("=")
+        key = key.removeprefix("method.options.").removeprefix("method.")
+        if not key or not equals or not text:
+            raise ValueError(
+                f"--over is {spec!r}; it must be KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or "
+                "uniform:LOW:HIGH"
+            )
+        if key in space:
+            raise ValueError(f"--over names {key} twice")
+        kind, *ends = text.split(":")
+        space[key] = _range(spec, kind, ends) if ends else tuple(text.split(","))
+    return space
+
+
+def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low = high = math.nan  # no comparison holds
+    is_range = low < high and math.isfinite(high - low)
+    if kind == "log":
+        is_range = is_range and low > 0
+    if kind not in ("log", "uniform") or not is_range:
+        raise ValueError(
+            f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as "
+            "log:0.01:1"
+        )
+    return SearchRange(low, high, kind == "log")
+
+
+def grid(space: Space) -> list[Point]:
+    """Returns all combinations; the last setting changes fastest.
+
+    Raises:
+      ValueError: there is a range among them.
+    """
+    choices = []
+    for key, values in space.items():
+        if isinstance(values, SearchRange):
+            raise ValueError(
+                f"{key} has a range, of which a grid cannot take all values; say how many by "
+                "--draws"
+            )
+        choices.append(values)
+    return [dict(zip(space, values)) for values in itertools.product(*choices)]
+
+
+def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
+    """Returns `count` points of a Latin hypercube: each setting's values are spread evenly over its
+    range.
+
+    A pure function of its arguments; values have two significant digits, so that a label can be
+    read.
+    """
+    rng = np.random.default_rng(seed)
+    shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
+    return [
+        {key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)
+    ]
+
+
+def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
+    if not isinstance(values, SearchRange):
+        return values[int(share * len(values))]
+    if values.log:
+        low, high = math.log(values.low), math.log(values.high)
+        number = math.exp(low + share * (high - low))
+    else:
+        number = values.low + share * (values.high - values.low)
+    return f"{float(f'{number:.2g}'):g}"
+
+
+def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
+    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws
+    the entry itself comes first.
+
+    Raises:
+      ValueError: the space is empty, or a range has to be a grid's.
+    """
+    if not space:
+        raise ValueError(
+            "--over names no setting to search, such as --over=training.learning_rate=0.01,0.1"
+        )
+    if draws is not None and draws < 1:
+        raise ValueError(f"--draws is {draws}; it must be at least 1")
+    points = grid(space) if draws is None else [{}, *draw(space, draws)]
+    labels = (":".join([entry, *map("=".join, point.items())]) for point in points)
+    return list(dict.fromkeys(labels))
+
+
+def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
+    """Returns the search space of a method: the learning rate, other fields of the recipe, and the
+    options that the method's factory declares with a `check.options.SearchRange`.
+
+    Args:
+      method: name of the method.
+      config: the config of the comparison; its learning rate is the middle of the range.
+      recipe: fields of `training` with their values or ranges, alike for all methods. They come
+        before a method's own options, so that all methods are searched at the same draws of them.
+
+    Raises:
+      ValueError: a setting of the recipe is no field of `training`.
+    """
+    for key in recipe or {}:
+        if not key.startswith("training."):
+            raise ValueError(
+                f"--over names {key!r}; beside --fair it must name a field of training, which all "
+                "methods have, such as --over=training.batch_size=64,512"
+            )
+    rate = config.training.learning_rate
+    ranges = search_ranges(method_factory(method))
+    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **(recipe or {}), **ranges}
+
+
+def described_space(space: Space) -> str:
+    """Returns the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
+    parts = []
+    for key, values in space.items():
+        if isinstance(values, SearchRange):
+            parts.append(f"{key} from {values.low:g} to {values.high:g}")
+        else:
+            parts.append(f"{key} {' or '.join(values)}")
+    return ", ".join(parts)
