@@ -1,8 +1,8 @@
-"""Lines on clients whose results are not finite or whose uploads are outliers, and on a run in
-which nothing arrives any more."""
+"""Lines on trouble in the rounds of a run: results that are not finite, outlying uploads, and that
+nothing arrives any more."""
 
 import operator
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from fedjax_ht.lab.report.rows import reporting, values
 from fedjax_ht.simulation.history import merged
@@ -68,6 +68,25 @@ def named(ids: Sequence[int | str]) -> str:
     return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
 
 
+TROUBLES = {
+    "not_finite": "not finite, left out of the round: {}",
+    "server_finite": "the server's step was not finite; its last state was kept",
+    "far_off": "outlying uploads: {}",
+    "refused": "outlying uploads refused, by refuse_outliers: {}",
+    "miscounted": "uploads refused, with counts beyond their samples: {}",
+}
+"""Field of a row -> the line on its clients."""
+
+
+def clients_of(row: Row, key: str) -> list[int]:
+    """Returns the ids of the clients in a field of `TROUBLES`; of the server [0]."""
+    if key == "server_finite":
+        return [] if row.get(key, True) else [0]
+    if key == "far_off":
+        return [int(client) for client, _ in row.get(key, ())]
+    return list(row.get(key, ()))
+
+
 class Notes:
     """Notes on faults in the rounds of a run; each client once a trial and kind."""
 
@@ -78,28 +97,33 @@ class Notes:
         """Returns a line for each kind of trouble that a row has and no earlier row had, mostly
         none."""
         lines = []
-        if clients := self._new(label, row, "client", row.get("not_finite", ())):
-            lines.append(f"not finite, left out of the round: {named(clients)}")
-        if not row.get("server_finite", True) and self._new(label, row, "server", [0]):
-            lines.append("the server's step was not finite; its last state was kept")
-        factors = {int(client): factor for client, factor in row.get("far_off", ())}
-        if clients := self._new(label, row, "upload", factors):
-            pairs = zip(clients, map(factors.__getitem__, clients))
-            lines.append(f"outlying uploads: {outliers(list(pairs), most=len(clients))}")
-        if clients := self._new(label, row, "refused", row.get("refused", ())):
-            lines.append(f"outlying uploads refused, by refuse_outliers: {named(clients)}")
-        if clients := self._new(label, row, "miscounted", row.get("miscounted", ())):
-            lines.append(f"uploads refused, with counts beyond their samples: {named(clients)}")
+        for key, text in TROUBLES.items():
+            new = []
+            for client in clients_of(row, key):
+                note = label, row["trial"], key, client
+                if note not in self.noted:
+                    self.noted.add(note)
+                    new.append(client)
+            if not new:
+                continue
+            names = named(new)
+            if key == "far_off":
+                names = outliers([pair for pair in row[key] if int(pair[0]) in new], len(new))
+            lines.append(text.format(names))
         return lines
 
-    def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:
-        new = []
-        for i in ids:
-            key = label, row["trial"], kind, i
-            if key not in self.noted:
-                self.noted.add(key)
-                new.append(i)
-        return new
+
+def troubles(runs: Runs) -> Iterator[str]:
+    """Yields a line for each kind of trouble in the rounds of an entry, which its runs share."""
+    for key, text in TROUBLES.items():
+        rows = [row for row in merged(runs) if clients_of(row, key)]
+        if not rows:
+            continue
+        clients = sorted({client for row in rows for client in clients_of(row, key)})
+        first, rounds = rows[0], len(set(values(rows, "round")))
+        place = f"in {rounds} rounds, first in round {first['round']} (trial {first['trial']})"
+        factors = f": {outliers(first[key])}" if key == "far_off" else ""
+        yield f"{text.format(named(clients))}; {place}{factors}"
 
 
 def place_of(label: str, row: Row, trials: int) -> str:

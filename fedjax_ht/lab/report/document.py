@@ -323,19 +323,15 @@ def warning_box(lines: Sequence[str]) -> str:
     return f'<aside class="warning"><h3>To watch</h3>{Bullets(lines).html()}</aside>'
 
 
-def figure(path: Path, text: str) -> str:
-    """Returns a figure of an SVG file with its caption.
+def figure(svg: bytes, name: str, text: str) -> str:
+    """Returns a figure of the content of an SVG file with its caption.
 
     Args:
-      path: path of the file, which becomes part of the page as an image of its own, so that the
-        names within two of them do not meet.
+      svg: the content, which becomes part of the page as an image of its own, so that the names
+        within two of them do not meet.
+      name: the text for readers who cannot see it.
       text: the caption.
     """
-    return drawing(path.read_bytes(), path.stem, text)
-
-
-def drawing(svg: bytes, name: str, text: str) -> str:
-    """Returns a figure of the content of an SVG file; `name` is for readers who cannot see it."""
     shown = image(svg, "svg+xml", name, "drawing")
     width = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', svg)
     # on a small screen it scrolls instead of shrinking its words

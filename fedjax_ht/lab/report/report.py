@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.check.docstrings import first_paragraph
+from fedjax_ht.check.names import listed_clients
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts
 from fedjax_ht.lab.config.base import method_summary
@@ -23,7 +24,7 @@ from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
-from fedjax_ht.lab.report.bad_clients import named, outliers
+from fedjax_ht.lab.report.bad_clients import named, troubles
 from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.maps import load_map, one_space
@@ -37,13 +38,12 @@ from fedjax_ht.lab.runs.environment import lines as environment_lines
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import merged
-from fedjax_ht.simulation.rows import Row, Runs, evaluated
+from fedjax_ht.simulation.rows import Runs, evaluated
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
 SECONDS = ("seconds_round", "seconds_evaluation")
 FALL = 0.03  # of accuracy, from the best round to the last
-MOST_NAMED = 5  # clients
 
 
 def to_watch(shown: Compared) -> list[str]:
@@ -66,81 +66,21 @@ def warnings(histories: Mapping[str, Runs]) -> list[str]:
     """Returns a line for each trouble of the entries' rounds."""
     lines = []
     for label, runs in histories.items():
-        for check in (*TROUBLES, far_clients, falls):
+        for check in (troubles, late, collapsed, far_clients, falls):
             for line in check(runs):
                 lines.append(f"{label}: {line}")
     return lines
 
 
-def events(runs: Runs, key: str) -> tuple[list[Row], int]:
-    """Returns the rows in which a list is not empty, round by round, and in how many rounds they
-    are, which the runs share."""
-    rows = reporting(merged(runs), key)
-    return rows, len(set(values(rows, "round")))
-
-
-def clients_in(rows: Sequence[Row], key: str) -> str:
-    """Names the clients that appear in any of the rows."""
-    return named(sorted(set().union(*values(rows, key))))
-
-
-def not_finite(runs: Runs) -> Iterator[str]:
-    """Yields a line where results of clients were not finite."""
-    rows, rounds = events(runs, "not_finite")
-    if rows:
-        first = rows[0]
-        yield (
-            f"results that were not finite were left out in {rounds} rounds, first of "
-            f"{named(first['not_finite'])} in round {first['round']} (trial {first['trial']})"
-        )
-
-
-def outlying(runs: Runs) -> Iterator[str]:
-    """Yields a line where uploads were outliers."""
-    rows, rounds = events(runs, "far_off")
-    if rows:
-        ids = sorted({int(client) for row in rows for client, _ in row["far_off"]})
-        yield (
-            f"outlying uploads of {named(ids)} in {rounds} rounds; first in round "
-            f"{rows[0]['round']}: {outliers(rows[0]['far_off'])}"
-        )
-
-
-REFUSED = {
-    "refused": "outlying uploads of {} were refused",
-    "miscounted": "uploads of {} counted more samples than the clients have, and were refused",
-}
-"""Field of a row that names clients whose uploads were refused -> the line about them."""
-
-
-def refused(runs: Runs) -> Iterator[str]:
-    """Yields a line for each reason why uploads were refused."""
-    for key, line in REFUSED.items():
-        rows, rounds = events(runs, key)
-        if rows:
-            yield f"{line.format(clients_in(rows, key))} in {rounds} rounds"
-
-
 def late(runs: Runs) -> Iterator[str]:
     """Yields a line where uploads missed the deadline."""
-    rows, rounds = events(runs, "late")
+    rows = reporting(merged(runs), "late")
     if rows:
+        clients = named(sorted(set().union(*values(rows, "late"))))
         used = values(merged(runs), "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
-        yield (
-            f"uploads of {clients_in(rows, 'late')} came after the deadline in {rounds} rounds and "
-            f"{outcome}"
-        )
-
-
-def kept_server(runs: Runs) -> Iterator[str]:
-    """Yields a line where the server kept its last state."""
-    rounds = [row["round"] for row in merged(runs) if not row.get("server_finite", True)]
-    if rounds:
-        yield (
-            f"the server's step was not finite in {len(set(rounds))} rounds, first in round "
-            f"{rounds[0]}; its last state was kept"
-        )
+        rounds = len(set(values(rows, "round")))
+        yield f"uploads of {clients} came after the deadline in {rounds} rounds and {outcome}"
 
 
 def collapsed(runs: Runs) -> Iterator[str]:
@@ -151,9 +91,6 @@ def collapsed(runs: Runs) -> Iterator[str]:
             for line in divergence.notes(row):
                 yield f"round {row['round']} (trial {row['trial']}): {line}"
                 return
-
-
-TROUBLES = (not_finite, outlying, refused, late, kept_server, collapsed)
 
 
 def far_clients(runs: Runs) -> Iterator[str]:
@@ -169,9 +106,7 @@ def far_clients(runs: Runs) -> Iterator[str]:
         order = np.argsort(-distance, kind="stable").tolist()
         far = [f"{ids[i]} ({accuracy[i]:{form}}{score.unit})" for i in order if distance[i] > reach]
         if far:
-            more = f" and {len(far) - MOST_NAMED} others" if len(far) > MOST_NAMED else ""
-            clients = f"{named(far[:MOST_NAMED])}{more}"
-            yield f"far {end} {score.name} than the others: {clients}"
+            yield f"far {end} {score.name} than the others: {listed_clients(far)}"
 
 
 def falls(runs: Runs) -> Iterator[str]:
@@ -352,11 +287,10 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     about_methods = methods(shown).html() + entry_settings(shown).html()
     sections = {"Result": "", "Methods": about_methods}
     for heading, pictures in captions(histories, baseline).items():
-        figures = []
+        sections[heading] = ""
         for name, text in pictures.items():
-            path = workdir / "plots" / f"{name}.svg"
-            figures.append(document.figure(path, text))
-        sections[heading] = "".join(figures)
+            svg = (workdir / "plots" / f"{name}.svg").read_bytes()
+            sections[heading] += document.figure(svg, name, text)
     name = score_in(histories).name
     result = document.warning_box(to_watch(shown))
     result += document.caption(RESULT.format(name[:1].upper() + name[1:]))
@@ -463,4 +397,5 @@ def map_of(label: str, folder: Path) -> str:
     if not one_space(feature_map):
         return document.caption(f"{label}: no map, since its clients' features share no space.")
     text = f"After round {feature_map.round}, trial 0."
-    return folded(label, document.figure(folder / "features.svg", text))
+    svg = (folder / "features.svg").read_bytes()
+    return folded(label, document.figure(svg, "features", text))

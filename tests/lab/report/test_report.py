@@ -116,10 +116,7 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
     assert "<pre>run 1 &lt; 2</pre>" in page and "+10.00" in page
     assert "weight=2.0; their origin is not recorded" in page
-    assert (
-        "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
-        in page
-    )
+    assert "not finite, left out of the round: client 2; in 2 rounds, first in round 0" in page
 
 
 def test_the_page_names_the_library_and_its_commit(monkeypatch):
@@ -178,8 +175,9 @@ def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():
 def test_a_round_of_several_trials_is_counted_once():
     both = runs(0.1, 0.6, trials=2, not_finite=[2], server_finite=False)
     broken, kept = warnings({"a": both})
-    assert "left out in 2 rounds, first of client 2 in round 0" in broken
-    assert "not finite in 2 rounds, first in round 0; " in kept
+    place = "in 2 rounds, first in round 0 (trial 0)"
+    assert broken == f"a: not finite, left out of the round: client 2; {place}"
+    assert kept == f"a: the server's step was not finite; its last state was kept; {place}"
 
 
 def test_uploads_that_came_too_late_are_pointed_at():
