@@ -14,7 +14,7 @@ from typing import Any
 
 from fedjax_ht.lab.files import named, plain_open, sync_folder
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import open_regular, read_whole
+from fedjax_ht.lab.safe.bounded import open_regular, read_whole, sha256_of
 
 SEAL = "seal.json"
 _HALF_WRITTEN = re.compile(r"[0-9]+\.tmp")
@@ -46,7 +46,7 @@ def place(path: Path) -> None:
     files, folders = {}, [half]
     for file in sorted(half.rglob("*")):
         if file.is_file():
-            files[str(file.relative_to(half))] = _sha256(file)
+            files[str(file.relative_to(half))] = sha256_of(file)
         else:
             folders.append(file)
     write_json(half / SEAL, {"sha256": _sha256_of(files), "files": files})
@@ -89,7 +89,7 @@ def check(folder: Path, seal: str | None = None) -> None:
     if seal is not None and _sha256_of(files) != seal:
         raise ValueError(f"{folder} belongs to another checkpoint")
     for name, expected in files.items():
-        if _sha256(folder / name) != expected:
+        if sha256_of(folder / name) != expected:
             raise ValueError(f"{folder / name} has changed since it was written")
 
 
@@ -166,11 +166,6 @@ def _checksums(folder: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{folder / SEAL} has changed since it was written") from None
     return seal["files"]
-
-
-def _sha256(file: Path) -> str:
-    with open_regular(file) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _sha256_of(files: dict[str, str]) -> str:

@@ -36,7 +36,7 @@ from fedjax_ht.lab.config.sections import (
     TrainingConfig,
     folder_of,
 )
-from fedjax_ht.lab.config.typed import changed, to_json, to_plain
+from fedjax_ht.lab.config.typed import changed, to_json, to_plain, with_tuples
 from fedjax_ht.methods import LIBRARY, METHODS, names_user_method
 
 BASELINE = "local"
@@ -200,7 +200,7 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
     return Entry(
         label=spec,
         method=name,
-        options=_without_lists(defaults["method"] | own["method"]),
+        options=with_tuples(defaults["method"] | own["method"]),
         training=dict(sorted(own["training"].items())),
         model=dict(sorted(own["model"].items())),
     )
@@ -273,9 +273,9 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     return Entry(
         label=label,
         method=name,
-        options=_without_lists(option_values(name, parameters, _without_none(options))),
-        training=_without_lists(entry["training"]),
-        model=_without_lists(entry["model"]),
+        options=with_tuples(option_values(name, parameters, _without_none(options))),
+        training=with_tuples(entry["training"]),
+        model=with_tuples(entry["model"]),
         tuned=entry.get("tuned", ""),
         searched_on=tuple(entry.get("searched_on", ())),
     )
@@ -288,7 +288,7 @@ def _configured(method: MethodConfig) -> Entry:
     options = option_values(name, parameters, {}) | method.options
     for option in options.keys() & parameters.keys():
         options[option] = _cast(options[option], option_kind(parameters[option]))
-    return Entry(name, name, _without_lists(options), training={}, model={})
+    return Entry(name, name, with_tuples(options), training={}, model={})
 
 
 def _cast(value: Any, kind: type) -> Any:
@@ -301,11 +301,6 @@ def _cast(value: Any, kind: type) -> Any:
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leaves out options that may be given a number and have none."""
     return {k: v for k, v in values.items() if v is not None}
-
-
-def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces lists by tuples, which JSON has not."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def method_of(label: str) -> str:

@@ -162,9 +162,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if type(value) is int and options.bounded(hint)[0] is float:
         value = float(value)
     if isinstance(value, Mapping):
-        kind = Options if hint is Options else dict
-        return kind({key: _with_tuples(each) for key, each in value.items()})
-    return _with_tuples(value)
+        return Options(with_tuples(value)) if hint is Options else with_tuples(value)
+    return with_tuples(value)
 
 
 def _section(name: str, value: Any, kind: type[Section]) -> Section:
@@ -180,8 +179,11 @@ def _section(name: str, value: Any, kind: type[Section]) -> Section:
     return value
 
 
-def _with_tuples(value: Any) -> Any:
-    """Replaces lists by tuples, which JSON has not, on every level."""
+def with_tuples(value: Any) -> Any:
+    """Replaces lists by tuples, which JSON has not, on every level of a value, or of the values of
+    a mapping."""
+    if isinstance(value, Mapping):
+        return {key: with_tuples(each) for key, each in value.items()}
     if type(value) in (list, tuple):  # no NamedTuple
-        return tuple(_with_tuples(each) for each in value)
+        return tuple(map(with_tuples, value))
     return value

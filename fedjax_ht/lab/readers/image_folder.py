@@ -58,10 +58,7 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
     places, strays = _placed(images, place, "in no folder of a class")
     if not sets:
         _refuse_shared(places.values())
-    owners = [place.owner for place in places.values()]
-    names = [printable(place.classes[0]) for place in places.values()]
-    classes = sorted(set(names))
-    refuse_set_names(classes, "classes", "SET/CLASS/IMAGE")
+    owners, labels, classes = _owners_and_classes(places, "SET/CLASS/IMAGE")
     alike = [
         f"class {x} is called like a set, and is read as a class" for x in classes if set_of(x)
     ]
@@ -74,17 +71,14 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
     pile = decode_files(root, places, options.image_size, options.target)
     return Raw(
         pile.stack(list(places)),
-        np.searchsorted(classes, names),
-        tuple(classes),
+        labels,
+        classes,
         official={x: np.flatnonzero(np.array(owners) == x) for x in SETS if x in owners},
         reading=Reading(
             path=str(root),
             left_out=(*others, *strays),
             converted=tuple(notes),
-            warnings=(
-                *alike,
-                *_missing("set", owners, names),
-            ),
+            warnings=(*alike, *_missing("set", owners, labels, classes)),
         ),
     )
 
@@ -245,11 +239,28 @@ def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
         )
 
 
-def _missing(kind: str, owners: Sequence[str], classes: Sequence[str]) -> list[str]:
+def _owners_and_classes(
+    places: Mapping[str, _Place], layout: str
+) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
+    """The set or domain and the class of each image, and the names of all classes, in order.
+
+    Raises:
+      ValueError: classes are called like sets, see `refuse_set_names`.
+    """
+    owners = [place.owner for place in places.values()]
+    names = [printable(place.classes[0]) for place in places.values()]
+    classes, labels = np.unique(names, return_inverse=True)
+    refuse_set_names(classes.tolist(), "classes", layout)
+    return owners, labels, tuple(classes.tolist())
+
+
+def _missing(
+    kind: str, owners: Sequence[str], labels: np.ndarray, classes: Sequence[str]
+) -> list[str]:
     """Lines on sets or domains that have no images of a class; owner and class of each image."""
-    lines, pairs = [], set(zip(owners, classes))
+    lines, pairs = [], set(zip(owners, labels.tolist()))
     for owner in sorted(set(owners)):
-        missing = sorted(name for name in set(classes) if (owner, name) not in pairs)
+        missing = [name for i, name in enumerate(classes) if (owner, i) not in pairs]
         if missing:
             names = listed(missing)
             lines.append(f"{kind} {owner} has no images of {len(missing)} of the classes: {names}")
@@ -287,17 +298,14 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
 
     why = "in no folder of a class of a domain"
     places, strays = _placed(paths, place, why)
-    domains = sorted({place.owner for place in places.values()})
-    owners = [place.owner for place in places.values()]
-    names = [printable(place.classes[0]) for place in places.values()]
-    classes = sorted(set(names))
-    refuse_set_names(classes, "classes", "DOMAIN/CLASS/IMAGE")
+    owners, labels, classes = _owners_and_classes(places, "DOMAIN/CLASS/IMAGE")
+    domains = sorted(set(owners))
     refuse_set_names(domains, "domains", "and read sets as folder:PATH")
     pile = decode_files(root, places, options.image_size, options.target)
     return Raw(
         pile.stack(list(places)),
-        np.searchsorted(classes, names),
-        tuple(classes),
+        labels,
+        classes,
         groups=np.searchsorted(domains, owners),
         reading=Reading(
             path=str(root),
@@ -305,7 +313,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
             left_out=(*others, *strays),
             warnings=(
                 *([f"all images are of one domain, {domains[0]}"] if len(domains) == 1 else []),
-                *_missing("domain", owners, names),
+                *_missing("domain", owners, labels, classes),
             ),
         ),
     )

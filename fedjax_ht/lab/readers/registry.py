@@ -43,7 +43,7 @@ from fedjax_ht.lab.readers.source import (
     read_options,
 )
 from fedjax_ht.lab.safe.arrays import opened_npz
-from fedjax_ht.lab.safe.bounded import open_regular, reading, stamp_of, user_path
+from fedjax_ht.lab.safe.bounded import reading, sha256_of, stamp_of, user_path
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -395,7 +395,7 @@ def _stored(path: Path, stamp: str) -> Raw | None:
             if str(arrays["stamp"]) != stamp:
                 return None
             images = _images(path, stamp)
-            if str(arrays["images_sha256"]) != _sha256(images):
+            if str(arrays["images_sha256"]) != sha256_of(images):
                 return None
             official = {}
             for key in arrays:
@@ -421,7 +421,7 @@ def _store(raw: Raw, target: Path, path: Path, stamp: str) -> None:
     if raw.groups is not None:
         arrays["groups"] = raw.groups
     arrays["reading"] = np.array(raw.reading.to_json())
-    arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
+    arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(sha256_of(target))}
     with _temporary(path.parent) as rest:
         with open(rest, "wb") as file:
             np.savez(file, **arrays)
@@ -450,8 +450,3 @@ def _sweep(path: Path, stamp: str) -> None:
         with contextlib.suppress(OSError):
             if file in former or time.time() - file.stat().st_mtime > _DAY:
                 file.unlink()
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

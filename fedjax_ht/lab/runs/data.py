@@ -305,7 +305,7 @@ def _classes(dataset: Dataset, described: Description) -> str:
     for name, indices in sets.items():
         counts[name] = np.bincount(dataset.labels[indices], minlength=dataset.num_classes)
     picture = class_counts_picture(counts, dataset.class_names)
-    return document.drawing(rendered(picture, "svg"), "classes", "Samples of each class.")
+    return document.figure(rendered(picture, "svg"), "classes", "Samples of each class.")
 
 
 def _values(dataset: Dataset, described: Description) -> str:

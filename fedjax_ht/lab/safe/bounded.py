@@ -373,6 +373,12 @@ def take(entries: dict, keys: Sequence, what: str) -> list:
     return [entries.pop(key) for key in keys]
 
 
+def sha256_of(path: Path | str) -> str:
+    """Returns the SHA-256 of a regular file, in hexadecimal digits."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 _TICK = 20_000_000  # nanoseconds: more than the steps in which a file system counts time
 
 

@@ -6,7 +6,6 @@ first layer. Others have names of their own.
 """
 
 import dataclasses
-import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.config.sections import ModelConfig
+from fedjax_ht.lab.safe.bounded import sha256_of
 from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
 from fedjax_ht.lab.weights import torchvision
 from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
@@ -331,11 +331,7 @@ def checksums(weights: Iterable[Weights]) -> dict[str, str]:
     existing: set[str] = set()
     for each in weights:
         existing |= set(files(each)) - set(missing(each))
-    sums = {}
-    for file in sorted(existing):
-        with open(file, "rb") as content:
-            sums[file] = hashlib.file_digest(content, "sha256").hexdigest()
-    return sums
+    return {file: sha256_of(file) for file in sorted(existing)}
 
 
 def _names(bucket: Bucket, federation: Federation) -> list[str]:
