@@ -12,8 +12,8 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
+from fedjax_ht.lab.checkpoints import segments
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.lab.checkpoints.segments import segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
 from fedjax_ht.simulation.options import SimulationOptions
@@ -102,7 +102,7 @@ def test_a_checkpoint_has_no_client(tmp_path):
     simulation, state, *_ = played(False, participation=0.5)
     checkpointer = Checkpointer(tmp_path / "checkpoints", simulation)
     checkpointer.save(state, [])
-    assert not list(segments_of(tmp_path / "checkpoints").iterdir())
+    assert not list(segments.beside(tmp_path / "checkpoints").iterdir())
     restored, _ = checkpointer.restore()
     after, again = (simulation.run_round(s)[0].server for s in (restored, copy_state(state)))
     jax.tree.map(np.testing.assert_array_equal, after, again)

@@ -32,24 +32,7 @@ from jax.experimental import multihost_utils
 
 from fedjax_ht.core.keys import OtherGenerator, check_generator, random_generator
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.lab.checkpoints import sealed
-from fedjax_ht.lab.checkpoints.segments import (
-    Part,
-    Placement,
-    delete_unused,
-    held_segments,
-    load_tree,
-    pieces,
-    plain,
-    read_segment,
-    row_bytes_of,
-    rows_to_write,
-    save_tree,
-    sealed_segments,
-    segments_of,
-    unused_segments,
-    write_segments,
-)
+from fedjax_ht.lab.checkpoints import sealed, segments
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
 from fedjax_ht.lab.version import library_version
@@ -87,7 +70,7 @@ class Copied(NamedTuple):
 
     state: SimulationState
     history: Sequence[Row]
-    parts: Iterable[Part]
+    parts: Iterable[segments.Part]
     size: int
 
 
@@ -118,11 +101,11 @@ class Checkpointer:
     ):
         self._sums = sums
         self._directory = of_trial(Path(directory).absolute(), trial)
-        self._segments = segments_of(self._directory)
+        self._segments = segments.beside(self._directory)
         self._simulation, self._keep = simulation, keep
         self._chains = min(keep, CHAINS)
         # of the newest that this object saved or read
-        self._placements: list[Placement] = []
+        self._placements: list[segments.Placement] = []
         self._reached = -1  # round of the last of them
         threaded = background and jax.process_count() == 1
         self._pool = ThreadPoolExecutor(1, "checkpoint") if threaded else None
@@ -207,7 +190,7 @@ class Checkpointer:
                     self._placements, self._reached = [], step
                     return
 
-    def _base(self, state: SimulationState) -> Placement:
+    def _base(self, state: SimulationState) -> segments.Placement:
         """The placement that the next checkpoint builds on, or that of no checkpoint."""
         if len(self._placements) == self._chains:
             base = self._placements[0]
@@ -215,9 +198,9 @@ class Checkpointer:
             if all((self._segments / str(segment)).exists() for segment in base.held):
                 return base
         where = {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}
-        return Placement(-1, where, {})
+        return segments.Placement(-1, where, {})
 
-    def _write(self, copied: Copied, base: Placement) -> None:
+    def _write(self, copied: Copied, base: segments.Placement) -> None:
         directory, is_first = self._directory, jax.process_index() == 0
         round = copied.state.round
         if round == self._reached and round in sealed.numbers(directory):
@@ -225,12 +208,12 @@ class Checkpointer:
         if is_first:
             make_room(directory, self._reached)
         _together("room for a checkpoint")
-        placed = write_segments(self._segments, copied.parts, round, base)
+        placed = segments.write(self._segments, copied.parts, round, base)
         path = directory / str(round)
         half = sealed.temporary(path)
-        save_tree(half / SMALL, _small(copied.state, placed.where))
+        segments.save_tree(half / SMALL, _small(copied.state, placed.where))
         if is_first:
-            held = sealed_segments(self._segments, placed.held)
+            held = segments.with_seals(self._segments, placed.held)
             sealed.write_json(half / "segments.json", held)
             sealed.write_json(half / "history.json", copied.history)
             sealed.write_json(half / RANDOM, random_generator())
@@ -242,28 +225,28 @@ class Checkpointer:
             with contextlib.suppress(OSError):
                 for step in sealed.numbers(directory)[: -self._keep]:
                     sealed.remove(directory / str(step))
-                delete_unused(directory)
+                segments.delete_unused(directory)
         _together("a checkpoint")
         self._placements = [*self._placements, placed][-self._chains :]
         self._reached = round
 
 
 def copied_state(
-    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: Placement
+    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: segments.Placement
 ) -> Copied:
     """Copies to host memory the state that a checkpoint after `base` is written from."""
     examples = _examples(simulation, state)
-    row_bytes = {name: row_bytes_of(example) for name, example in examples.items()}
-    rows = rows_to_write(base, state.changed, row_bytes)
+    row_bytes = {name: segments.bytes_of_row(example) for name, example in examples.items()}
+    rows = segments.rows_to_write(base, state.changed, row_bytes)
 
-    def parts() -> Iterator[Part]:
-        for piece in pieces(rows, row_bytes, SEGMENT_BYTES):
+    def parts() -> Iterator[segments.Part]:
+        for piece in segments.pieces(rows, row_bytes, SEGMENT_BYTES):
             states = {}
             for name, x in piece.items():
                 states[name] = simulation.read_clients(state, name, x)
             yield piece, states
 
-    small = jax.tree.map(plain, state._replace(clients={}))
+    small = jax.tree.map(segments.plain, state._replace(clients={}))
     size = sum(len(x) * row_bytes[name] for name, x in rows.items())
     return Copied(small._replace(round=state.round), list(history), parts(), size)
 
@@ -281,25 +264,27 @@ def _small(state: SimulationState, where: dict[str, np.ndarray]) -> PyTree:
     return (*before, where, state.waiting, state.reports)
 
 
-def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement, list[dict]]:
+def read(
+    path: Path, simulation: Simulation
+) -> tuple[SimulationState, segments.Placement, list[dict]]:
     """A checkpoint's state, placement and history.
 
     Raises:
       OtherGenerator: this process draws other random numbers than the run.
       Exception: of any other kind, if a file is missing, damaged or of another simulation.
     """
-    held = held_segments(path)
+    held = segments.held(path)
     sealed.check(path)
     check_generator(dict(sealed.read_json(path, RANDOM)), str(path))
     state = simulation.init()
     for segment, entry in held.items():
-        sealed.check(segments_of(path.parent) / str(segment), entry["seal"])
-    small = load_tree(path / SMALL, _small(state, state.changed))
+        sealed.check(segments.beside(path.parent) / str(segment), entry["seal"])
+    small = segments.load_tree(path / SMALL, _small(state, state.changed))
     server, last_round, changed, where, waiting, reports = small
     examples = _examples(simulation, state)
     for segment, entry in held.items():
-        folder = segments_of(path.parent) / str(segment)
-        for name, rows, states in read_segment(folder, entry["rows"], where, examples):
+        folder = segments.beside(path.parent) / str(segment)
+        for name, rows, states in segments.read(folder, entry["rows"], where, examples):
             state = simulation.write_clients(state, name, rows, states)
     state = state._replace(
         round=int(path.name),
@@ -313,7 +298,7 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
     history = sealed.read_json(path, "history.json")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ValueError(f"{path / 'history.json'} is no list of rows")
-    return state, Placement(state.round, where, rows), history
+    return state, segments.Placement(state.round, where, rows), history
 
 
 def check_sums(path: Path, sums: Mapping[str, str]) -> None:
@@ -351,13 +336,13 @@ def make_room(directory: Path, reached: int) -> None:
     Later checkpoints, and segments that no other has, are moved aside; what a killed process left
     half written goes.
     """
-    for folder in (directory, segments_of(directory)):
+    for folder in (directory, segments.beside(directory)):
         folder.mkdir(parents=True, exist_ok=True)
         sealed.remove_half_written(folder)
     steps = sealed.numbers(directory)
     later = [directory / str(step) for step in steps if step > reached]
     if later:
-        unused = unused_segments(directory, [step for step in steps if step <= reached])
+        unused = segments.unused(directory, [step for step in steps if step <= reached])
         # the segments first: were this to end halfway, the checkpoints that need them are still
         # later ones, and the next call moves the rest
         sealed.set_aside([*unused, *later], directory.parent)

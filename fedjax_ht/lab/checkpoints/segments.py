@@ -120,7 +120,7 @@ class Placement(NamedTuple):
     held: dict[int, dict[str, int]]
 
 
-def segments_of(directory: Path) -> Path:
+def beside(directory: Path) -> Path:
     """The folder with the segments of a folder of checkpoints."""
     return directory.with_name(f"{directory.name}.segments")
 
@@ -144,7 +144,9 @@ def rows_to_write(
         bound += 2 * int((rounds > 0).sum()) * row_bytes[name]
     total = sum(int(mask.sum()) * row_bytes[name] for name, mask in taken.items())
     live = _live_bytes(base, taken, row_bytes)
-    sizes = _held_bytes(base, row_bytes)
+    sizes = {}  # segment -> bytes of all its rows
+    for segment, counts in base.held.items():
+        sizes[segment] = sum(count * row_bytes[name] for name, count in counts.items())
     total += sum(sizes[segment] for segment in live)
     for segment in sorted(live, key=lambda s: live[s] / sizes[s]):
         if total <= bound:
@@ -171,15 +173,6 @@ def _live_bytes(
     return {segment: size for segment, size in live.items() if size}
 
 
-def _held_bytes(base: Placement, row_bytes: dict[str, int]) -> dict[int, int]:
-    """Segment -> bytes of all its rows."""
-    sizes = dict.fromkeys(base.held, 0)
-    for segment, rows in base.held.items():
-        for name, count in rows.items():
-            sizes[segment] += count * row_bytes[name]
-    return sizes
-
-
 def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
     """Cuts rows into parts of about `limit` bytes."""
     lengths = [len(x) for x in rows.values()]
@@ -194,7 +187,7 @@ def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
         yield piece
 
 
-def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Placement) -> Placement:
+def write(segments: Path, parts: Iterable[Part], round: int, base: Placement) -> Placement:
     """Writes the states that changed since `base`; each segment is there as a whole or not at all.
 
     Args:
@@ -227,7 +220,7 @@ def write_segments(segments: Path, parts: Iterable[Part], round: int, base: Plac
     return Placement(round, where, held)
 
 
-def read_segment(
+def read(
     folder: Path,
     counts: Mapping[str, int],
     where: Mapping[str, np.ndarray],
@@ -266,12 +259,12 @@ def _repeated(example: PyTree, count: int) -> PyTree:
     return jax.tree.map(repeat, example)
 
 
-def row_bytes_of(example: PyTree) -> int:
+def bytes_of_row(example: PyTree) -> int:
     """Bytes of a row in a segment: its number, int32, and its states."""
     return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(example))
 
 
-def held_segments(path: Path) -> dict[int, dict]:
+def held(path: Path) -> dict[int, dict]:
     """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint.
 
     Raises:
@@ -280,8 +273,8 @@ def held_segments(path: Path) -> dict[int, dict]:
     return {int(s): entry for s, entry in sealed.read_json(path, "segments.json").items()}
 
 
-def sealed_segments(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, dict]:
-    """The content of segments.json: segment -> its "rows" and its "seal"; see `held_segments`."""
+def with_seals(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, dict]:
+    """The content of segments.json: segment -> its "rows" and its "seal"; see `held`."""
     entries = {}
     for segment, rows in held.items():
         seal = sealed.seal_of(segments / str(segment))
@@ -289,17 +282,17 @@ def sealed_segments(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[
     return entries
 
 
-def unused_segments(directory: Path, steps: Iterable[int]) -> list[Path]:
+def unused(directory: Path, steps: Iterable[int]) -> list[Path]:
     """The segments that none of these checkpoints refers to, ascending; none where a checkpoint is
     damaged, since it may need any of them.
 
     Raises:
       OSError: a checkpoint cannot be read now, which says nothing about what it needs.
     """
-    segments, used = segments_of(directory), set()
+    segments, used = beside(directory), set()
     try:
         for step in steps:
-            used |= held_segments(directory / str(step)).keys()
+            used |= held(directory / str(step)).keys()
     except (ValueError, AttributeError, *_DAMAGE):
         return []
     return [segments / str(n) for n in sealed.numbers(segments) if n not in used]
@@ -307,5 +300,5 @@ def unused_segments(directory: Path, steps: Iterable[int]) -> list[Path]:
 
 def delete_unused(directory: Path) -> None:
     """Deletes the segments that no checkpoint refers to."""
-    for path in unused_segments(directory, sealed.numbers(directory)):
+    for path in unused(directory, sealed.numbers(directory)):
         sealed.remove(path)

@@ -10,8 +10,9 @@ import pytest
 
 from fedjax_ht.core.keys import OtherGenerator
 from fedjax_ht.lab.checkpoints import checkpoint
+from fedjax_ht.lab.checkpoints import segments as stored
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.lab.checkpoints.segments import Placement, held_segments, rows_to_write
+from fedjax_ht.lab.checkpoints.segments import Placement, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -81,7 +82,7 @@ def test_checkpoints_in_a_row_share_no_segment(folder, keep, restarted):
             writer = Checkpointer(folder, toy_simulation(), keep)
             writer.restore()
         writer.save(state, [])
-        held = [set(held_segments(folder / str(step))) for step in checkpoints(folder)]
+        held = [set(stored.held(folder / str(step))) for step in checkpoints(folder)]
         assert all(older.isdisjoint(newer) for older, newer in itertools.pairwise(held))
     assert held[-1]
     for step in range(5, 5 - keep, -1):
@@ -175,8 +176,8 @@ def test_segments_deleted_under_a_run_are_written_again(folder):
 
 
 def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
-    go_on, write = threading.Event(), checkpoint.write_segments
-    monkeypatch.setattr(checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args))
+    go_on, write = threading.Event(), stored.write
+    monkeypatch.setattr(stored, "write", lambda *args: go_on.wait(60) and write(*args))
     writer, history = Checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
     state = course([0, 1, 2])[1]
     expected = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, state)
@@ -207,7 +208,7 @@ def test_errors_in_the_background_are_raised(folder, monkeypatch):
     writer.save(COURSE[1], [])
     writer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_segments", full)
+        patch.setattr(stored, "write", full)
         writer.save(COURSE[2], [])
         with pytest.raises(OSError, match="No space left"):
             writer.wait()

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from fedjax_ht.lab.checkpoints import checkpoint, sealed
+from fedjax_ht.lab.checkpoints import sealed
+from fedjax_ht.lab.checkpoints import segments as stored
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.lab.checkpoints.segments import held_segments
 from tests.lab.checkpoints.toy import (
     COURSE,
     advance,
@@ -58,7 +58,7 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
         assert history == [{"round": state.round}]
         named |= {file} if warnings and file.name in warnings[0] else set()
         file.write_bytes(whole)
-    folders = {str(folder / "3"), *(str(segments(folder)[s]) for s in held_segments(folder / "3"))}
+    folders = {str(folder / "3"), *(str(segments(folder)[s]) for s in stored.held(folder / "3"))}
     newest = {file for file in files if any(str(file).startswith(f"{place}/") for place in folders)}
     assert newest <= named and len(folders) == 3 and len(newest) == 9
 
@@ -80,7 +80,7 @@ def test_unreadable_checkpoints_are_moved_aside_unchanged(folder):
     writer = Checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [])
-    newest = [folder / "3", *(segments(folder)[s] for s in held_segments(folder / "3"))]
+    newest = [folder / "3", *(segments(folder)[s] for s in stored.held(folder / "3"))]
     damage(folder / "3")
     before = {
         p.relative_to(folder.parent): p.read_bytes()
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
         (sealed, "place", "checkpoints"),
         (sealed, "remove", "checkpoints"),
         (sealed.shutil, "rmtree", "checkpoints"),
-        (checkpoint, "delete_unused", ""),
+        (stored, "delete_unused", ""),
         (sealed.shutil, "rmtree", "checkpoints.segments"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_seal_names_files_of_its_own_folder(tmp_path):
     sealed.temporary(folder).mkdir()
     sealed.place(folder)
     for name in ("../private", str(tmp_path / "private")):
-        files = {name: sealed._sha256(tmp_path / "private")}
+        files = {name: sealed.sha256_of(tmp_path / "private")}
         seal = {"sha256": sealed._sha256_of(files), "files": files}
         (folder / "seal.json").write_text(json.dumps(seal))
         with pytest.raises(ValueError, match=r"seal\.json has changed"):
