@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,12 +10,11 @@ import flax.linen as nn
 from fedjax_ht.check.options import MAX_SEED, Rest, check_value, checked
 from fedjax_ht.core.contract import lacks_public_set, require_public_set, require_server_statistics
 from fedjax_ht.core.federation import Federation, with_new_clients
-from fedjax_ht.core.function_keys import checksum_of
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.user_code import OBJECT, names_object, names_user_function, refuse_code
+from fedjax_ht.core.user_code import names_object, names_user_function, refuse_code
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
 from fedjax_ht.data.partition.notes import check_split
@@ -30,12 +28,9 @@ from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
 from fedjax_ht.lab.config.sections import (
     Config,
     DatasetConfig,
-    MethodConfig,
-    ModelConfig,
     PartitionConfig,
     TrainingConfig,
 )
-from fedjax_ht.lab.config.typed import shared_fields, to_plain
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
 from fedjax_ht.lab.readers.registry import normalised
 from fedjax_ht.lab.runs.devices import client_values
@@ -47,6 +42,7 @@ from fedjax_ht.lab.runs.method import (
     simulation_options,
     uplink_steps,
 )
+from fedjax_ht.lab.runs.objects import READ_BY, READ_BY_PUBLIC, object_sums, with_names
 from fedjax_ht.lab.weights.hugging_face.folder import folder_of
 from fedjax_ht.methods import names_user_method
 from fedjax_ht.methods.shared.coded import CODES
@@ -399,17 +395,7 @@ def make_dataset(
     Raises:
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
     """
-    dataset = loaded or load_dataset(
-        config.name,
-        config.data_dir,
-        config.image_size,
-        config.text_length,
-        label=config.label,
-        features=config.features,
-        group=config.group,
-        tokenizer=config.tokenizer,
-        task=config.task,
-    )
+    dataset = loaded or _read(config.name, config, (*READ_BY, *READ_BY_PUBLIC, "task"))
     dataset = with_scale(dataset, config.standardise)
     if config.normalisation != "half":
         dataset = normalised(dataset, config.normalisation)
@@ -438,8 +424,13 @@ def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Datas
     share = hold_out_share(public)
     if share is not None:
         return held_out(dataset, share, seed)
-    sizes = config.data_dir, config.image_size, config.text_length
-    return beside(dataset, load_dataset(public, *sizes, tokenizer=config.tokenizer))
+    return beside(dataset, _read(public, config, READ_BY_PUBLIC))
+
+
+def _read(name: str, config: DatasetConfig, options: Sequence[str]) -> Dataset:
+    """Reads a data set with these fields of `config.dataset` as options."""
+    given = {option: getattr(config, option) for option in options}
+    return load_dataset(name, config.data_dir, **given)
 
 
 def _check_tokens(config: Config, dataset: Dataset) -> None:
@@ -464,131 +455,3 @@ def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
         check_split(dataset, split)
         splits.append(split)
     return tuple(splits) if partition.per_trial else tuple(splits) * config.trials
-
-
-# Objects from Python, in place of a config's names. Config and folder know one by a name,
-# "object:NAME", and a SHA-256; who reads the folder later gives the object again.
-READ_BY = ("label", "features", "group")
-"""Fields of `dataset` that only the reading of a file asks for."""
-READ_BY_PUBLIC = ("image_size", "text_length", "tokenizer")
-"""Those that the reading of a public set asks for, too."""
-OF_GROUPS = ("feature_dim", "norm", "rates", "output_relu")
-"""Fields of `model` that only the library's groups ask for."""
-
-
-NAME = re.compile(r"[\w.+-]+")
-"""Names of methods and models that a config and a folder can have."""
-
-
-def with_names(
-    config: Config,
-    dataset: Dataset | None,
-    models: Mapping[str, nn.Module] | None,
-    methods: Mapping[str, Method] | None,
-) -> Config:
-    """Returns the config with the names of the objects in place of its own.
-
-    Raises:
-      ValueError: an object has no name that a config can have, the config names one that is not
-        given, or it sets what an object does not read. One line.
-    """
-    for argument, values in (("models", models), ("methods", methods)):
-        if values is not None and not values:
-            raise ValueError(f"{argument} is empty; leave it out, or give one")
-        for name in values or ():
-            if not NAME.fullmatch(name):
-                raise ValueError(
-                    f"{argument} has the name {name!r}; it must be of letters, digits, _, ., + and "
-                    "-"
-                )
-    methods = methods or {}
-    _refuse_absent(config, dataset, models, methods)
-    sections: dict[str, Any] = {}
-    if dataset is not None:
-        fields = READ_BY if config.dataset.public else READ_BY + READ_BY_PUBLIC
-        _refuse_unread("dataset", config.dataset, DatasetConfig(), fields)
-        sections["dataset"] = dataclasses.replace(config.dataset, name=OBJECT + dataset.name)
-    if models is not None:
-        _refuse_unread("model", config.model, ModelConfig(), OF_GROUPS)
-        sections["model"] = dataclasses.replace(config.model, group=group_of(models))
-    if methods:
-        known = {entry["label"] for entry in config.entries if isinstance(entry, Mapping)}
-        entries = [_entry(label, methods[label], config) for label in methods if label not in known]
-        sections["method"] = MethodConfig(None)
-        sections["entries"] = (*entries, *config.entries)
-    return dataclasses.replace(config, **sections)
-
-
-def group_of(models: Mapping[str, nn.Module]) -> str:
-    """Returns the name of a group of modules: "object:narrow+wide"."""
-    return OBJECT + "+".join(models)
-
-
-def _entry(label: str, method: Method, config: Config) -> dict[str, Any]:
-    """Returns the entry of a method, as config.json records it, with the recipe that it has."""
-    recipe = shared_fields(method.training, TrainingConfig)
-    # functions have one name together, which entries with one recipe share
-    functions = [recipe.pop(name) for name in ("optimizer", "schedule", "augmentation")]
-    optimizer = OBJECT + checksum_of(functions)[:8]
-    plain = to_plain(dataclasses.replace(TrainingConfig(), optimizer=optimizer, **recipe))
-    before = to_plain(config.training)
-    names = sorted([*recipe, "optimizer", "schedule", "augmentation"])
-    training = {name: plain[name] for name in names if plain[name] != before[name]}
-    return {
-        "label": label,
-        "method": OBJECT + label,
-        "options": {},
-        "training": training,
-        "model": {},
-    }
-
-
-def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[str, Any]) -> None:
-    """Refuses a config that names objects which are not given."""
-    absent = []
-    if names_object(config.dataset.name) and dataset is None:
-        absent.append(config.dataset.name)
-    if names_object(config.model.group) and models is None:
-        absent.append(config.model.group)
-    for entry in config.entries:
-        method = str(entry.get("method")) if isinstance(entry, Mapping) else ""
-        if names_object(method) and method.removeprefix(OBJECT) not in methods:
-            absent.append(method)
-    if absent:
-        raise ValueError(
-            f"{', '.join(absent)}: this run was given objects from Python, which no file has; make "
-            "its experiment again by fl.make_experiment, and call fl.report_run(folder, "
-            "experiment), or fl.train_and_evaluate to go on"
-        )
-
-
-def _refuse_unread(part: str, section: Any, default: Any, fields: tuple[str, ...]) -> None:
-    """Refuses fields of a section that are set and that nothing would read."""
-    for field in fields:
-        value, usual = getattr(section, field), to_plain(default)[field]
-        if value != getattr(default, field):
-            raise ValueError(
-                f"{part}.{field} is {value!r}, which an object given from Python does not read; "
-                f"leave it at {usual!r}"
-            )
-
-
-def object_sums(
-    dataset: Dataset | None,
-    models: Mapping[str, nn.Module] | None,
-    methods: Mapping[str, Method] | None,
-) -> dict[str, str]:
-    """Returns the name of each object -> a SHA-256 by which another process knows it again.
-
-    Samples have a checksum of their own (`fingerprints`); that of a data set is of how they are
-    read.
-    """
-    sums = {}
-    if dataset is not None:
-        rules = dataset.preprocess, dataset.class_names, dataset.vocabulary
-        sums[OBJECT + dataset.name] = checksum_of(rules)
-    if models is not None:
-        sums[group_of(models)] = checksum_of(dict(models))
-    for label, method in (methods or {}).items():
-        sums[OBJECT + label] = checksum_of(method)
-    return sums

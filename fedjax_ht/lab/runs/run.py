@@ -22,8 +22,9 @@ from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.processes import CoordinatorTimeout, join_processes, use_cpu
 from fedjax_ht.lab.runs.progress import Progress, print_files, print_result, tell
+from fedjax_ht.lab.runs.ray_cluster import RayCluster, open_ray
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.tasks import RayCluster, Tasks, open_ray
+from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
 
 # flags and frame of compare and sweep, too

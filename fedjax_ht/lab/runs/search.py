@@ -30,9 +30,11 @@ from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of
 from fedjax_ht.lab.runs.folder import locked, run_folder, write_folder
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
+from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
-from fedjax_ht.lab.runs.plan import Plan, Run, plan, with_names
+from fedjax_ht.lab.runs.plan import Plan, Run, plan
 from fedjax_ht.lab.runs.play import Notify, lanes_of, play
+from fedjax_ht.lab.runs.ray_cluster import Report
 from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
 from fedjax_ht.lab.runs.spaces import (
     Space,
@@ -40,7 +42,7 @@ from fedjax_ht.lab.runs.spaces import (
     points_of,
     space_of,
 )
-from fedjax_ht.lab.runs.tasks import Report, Tasks, Workplace, in_place, kept
+from fedjax_ht.lab.runs.tasks import Tasks, Workplace, in_place, kept
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.rows import Runs
 

@@ -1,7 +1,5 @@
-"""Trains runs as tasks of a cluster: what a task does where it runs, and what the driver, the
-program that was started, does while they run, and the Ray cluster, `--on=ray`.
-
-Ray is the extra `ray`, imported in functions alone.
+"""Trains runs as tasks of a cluster (`ray_cluster`): what a task does where it runs, and what the
+driver, the program that was started, does while they run.
 
 A task trains one run, of an entry and a trial, in the run's own folder, which all machines see. It
 goes on from the newest checkpoint there, so that a task that died is simply started again, on
@@ -11,21 +9,17 @@ whatever machine. The driver shows the rows of all tasks and writes the files of
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import pickle
-import secrets
 import signal
 import socket
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from fedjax_ht.check.packages import needing
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.numerics import use_standard_numerics
 from fedjax_ht.core.user_code import module_folders, user_modules_in
@@ -40,7 +34,8 @@ from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play
-from fedjax_ht.lab.runs.signals import NUMBERS, Interrupted
+from fedjax_ht.lab.runs.ray_cluster import Cancelled, RayCluster, Report
+from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
 
 T = TypeVar("T")
@@ -48,208 +43,7 @@ T = TypeVar("T")
 SEEN = 15.0
 """Seconds in which a new file is seen on all machines: file systems of networks remember for a
 while that there was none."""
-
-
-Event = tuple[Any, ...]
-"""("row", label, row), ("warn", line) or ("stage", line) of a task."""
-Report = Callable[[Event], bool]
-"""Sends an event to the driver; returns True where the task is to stop."""
 POLL = 0.5  # seconds between two looks at the tasks
-
-
-class Cancelled(Exception):
-    """A task was taken back before it began."""
-
-
-RAY = (2, 52)  # the first version with tokens; the floor of pyproject.toml, too
-RETRIES = 3  # times that a task whose process or machine died is started again
-ACCELERATORS = ("GPU", "TPU")  # as Ray names them
-
-
-class Board:
-    """An actor beside the driver: tasks post events, and read whether to stop."""
-
-    def __init__(self):
-        self.events: list[Event] = []
-        self.is_stopping = False
-
-    def post(self, event: Event) -> bool:
-        self.events.append(event)
-        return self.is_stopping
-
-    def take(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-    def stop(self) -> None:
-        self.is_stopping = True
-
-
-class TaskDied(OSError):
-    """The process or the machine of a task died too often. One line."""
-
-
-def run_task(board: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a task's function in a process of the cluster, unless the run is stopping already."""
-    import ray
-
-    def report(event: Event) -> bool:
-        return ray.get(board.post.remote(event))
-
-    if report(("begun",)):
-        return None
-    return function(*arguments, report)
-
-
-def resources_of(nodes: Sequence[dict[str, Any]], cores: int | None) -> dict[str, float]:
-    """Returns the resources of a task: so many cores, or without a number an accelerator where the
-    cluster has any, else one core.
-
-    Args:
-      nodes: the resources of each machine of the cluster.
-      cores: the number of --task_cores, or None.
-
-    Raises:
-      ValueError: no machine has so many cores. One line.
-    """
-    if cores is not None:
-        most = max((node.get("CPU", 0) for node in nodes), default=0)
-        if not 1 <= cores <= most:
-            raise ValueError(
-                f"--task_cores is {cores}; it must be from 1 to {most:g}, the cores of the largest "
-                "machine of the cluster"
-            )
-        return {"CPU": cores}
-    for kind in ACCELERATORS:
-        if any(node.get(kind, 0) >= 1 for node in nodes):
-            return {"CPU": 1, kind: 1}
-    return {"CPU": 1}
-
-
-class RayCluster:
-    """The cluster of an `open_ray`, which trains tasks.
-
-    Attributes:
-      accelerated: whether a task has an accelerator.
-    """
-
-    def __init__(self, cores: int | None):
-        import ray
-        import ray.exceptions
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        needs = resources_of(nodes, cores)
-        self.accelerated = len(needs) > 1
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._ray: Any = ray
-        remote: Any = ray.remote
-        self._board = remote(Board).options(num_cpus=0, scheduling_strategy=here).remote()
-        options: dict[str, Any] = {"num_cpus": needs.pop("CPU"), "max_retries": RETRIES}
-        if "GPU" in needs:
-            options["num_gpus"] = needs.pop("GPU")
-        if self.accelerated:  # a process keeps the accelerator that it has seen first
-            options["max_calls"] = 1
-        self._task = remote(run_task).options(resources=needs, **options)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Has `function(*arguments, report)` called somewhere; returns a handle."""
-        return self._task.remote(self._board, function, *arguments)
-
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """Returns those that have ended, after at most so many seconds."""
-        return self._ray.wait(list(handles), num_returns=len(handles), timeout=seconds)[0]
-
-    def result(self, handle: Any) -> Any:
-        """Returns the result of an ended task, or raises its error; `Cancelled` has none."""
-        errors = self._ray.exceptions
-        try:
-            result = self._ray.get(handle)
-        except errors.RayTaskError as error:
-            raise error.cause from error
-        except errors.TaskCancelledError:
-            raise Cancelled from None
-        except errors.RayError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TaskDied(
-                f"a task died {1 + RETRIES} times, and was not started again: {reason}"
-            ) from error
-        if result is None:
-            raise Cancelled
-        return result
-
-    def events(self) -> list[Event]:
-        """Returns what tasks have reported since the last call."""
-        return self._asked(self._board.take)
-
-    def stop(self) -> None:
-        """Tells tasks to end after their round, and those that have not begun to begin nothing."""
-        self._asked(self._board.stop)
-
-    def _asked(self, method: Any) -> Any:
-        """Returns the answer of a method of the board."""
-        try:
-            return self._ray.get(method.remote())
-        except self._ray.exceptions.RayError as error:  # a signal to all processes of a group, say
-            raise ConnectionError("the Ray cluster has ended before its tasks") from error
-
-
-@contextlib.contextmanager
-def open_ray(cores: int | None) -> Iterator[RayCluster]:
-    """Connects to the cluster of RAY_ADDRESS, to one that runs on this machine, or starts one here.
-
-    Args:
-      cores: number of cores of a task, see `resources_of`.
-
-    Raises:
-      ImportError: Ray is missing, or too old. One line.
-      ConnectionError: there is no cluster at RAY_ADDRESS, or none can be started. One line.
-      ValueError: no machine has so many cores. One line.
-    """
-    with needing("--on=ray"):
-        import ray
-    if tuple(map(int, ray.__version__.split(".")[:2])) < RAY:
-        raise ImportError(
-            f"--on=ray needs ray {'.'.join(map(str, RAY))} or newer, which asks for a token; found "
-            f"{ray.__version__}; run pip install -U 'fedjax_ht[ray]'"
-        )
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    began = not ray.is_initialized()
-    if began:
-        handlers = {number: signal.getsignal(number) for number in NUMBERS}
-        with warnings.catch_warnings():
-            # it starts other programs, which is no fork that goes on with this one's threads
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            _connect(ray)
-        for number, handler in handlers.items():  # Ray would end the driver by SIGTERM
-            signal.signal(number, handler)
-    try:
-        yield RayCluster(cores)
-    finally:
-        if began:
-            ray.shutdown()
-
-
-def _connect(ray: Any) -> None:
-    """Connects to a running cluster, or starts one that only this user of this machine enters."""
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    found = os.environ.get("RAY_ADDRESS") or ray._private.services.canonicalize_bootstrap_address(
-        None
-    )
-    if found in (None, "local"):
-        os.environ["RAY_AUTH_MODE"] = "token"
-        # kept for later clusters of this process, since Ray reads it once
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        # Ray's switch for clusters of one machine, which listen at the loopback address alone
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
-        ray._raylet.Config.initialize("")  # the mode was read at the import
-        options |= {"address": "local", "include_dashboard": False}
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConnectionError(f"--on=ray: no Ray cluster can be used ({reason})") from error
 
 
 class Tasks(NamedTuple):

@@ -15,8 +15,9 @@ import pytest
 
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
-from fedjax_ht.lab.runs import run, tasks
-from fedjax_ht.lab.runs.tasks import Cancelled, Outcome, Tasks, note_runs, play_tasks
+from fedjax_ht.lab.runs import ray_cluster, run, tasks
+from fedjax_ht.lab.runs.ray_cluster import Cancelled
+from fedjax_ht.lab.runs.tasks import Outcome, Tasks, note_runs, play_tasks
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
 
@@ -141,13 +142,13 @@ def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
 
 def test_a_task_takes_an_accelerator_or_cores():
     plain, fast = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}
-    assert tasks.resources_of([plain], None) == {"CPU": 1}
-    assert tasks.resources_of([plain, fast], None) == {"CPU": 1, "GPU": 1}
-    assert tasks.resources_of([plain, fast], 8) == {"CPU": 8}
-    assert tasks.resources_of([{"CPU": 96.0, "TPU": 4.0}], None) == {"CPU": 1, "TPU": 1}
+    assert ray_cluster.resources_of([plain], None) == {"CPU": 1}
+    assert ray_cluster.resources_of([plain, fast], None) == {"CPU": 1, "GPU": 1}
+    assert ray_cluster.resources_of([plain, fast], 8) == {"CPU": 8}
+    assert ray_cluster.resources_of([{"CPU": 96.0, "TPU": 4.0}], None) == {"CPU": 1, "TPU": 1}
     for cores in (0, 9):
         with pytest.raises(ValueError, match=rf"--task_cores is {cores}; .*from 1 to 8"):
-            tasks.resources_of([plain, fast], cores)
+            ray_cluster.resources_of([plain, fast], cores)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +239,11 @@ def started(monkeypatch):
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
-    monkeypatch.setattr(tasks, "RayCluster", lambda cores: None)
+    monkeypatch.setattr(ray_cluster, "RayCluster", lambda cores: None)
 
     def start(ray):
         monkeypatch.setitem(sys.modules, "ray", ray)
-        with tasks.open_ray(None):
+        with ray_cluster.open_ray(None):
             return ray
 
     return start
@@ -302,7 +303,7 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_the_folder_of_one_process(tiny
 
 LISTENING = """
 import os
-from fedjax_ht.lab.runs.tasks import open_ray
+from fedjax_ht.lab.runs.ray_cluster import open_ray
 with open_ray(1):
     os.system("ss -tlnpH | grep -E 'gcs_server|raylet|ray::'")
 """
