@@ -2,8 +2,8 @@
 that fits the memory of each."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -13,8 +13,6 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import Part, Positive, Within
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.lab.config.sections import DevicesConfig
-from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import read_whole
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
 # The position of a quantity selects the generator that its values are drawn from.
@@ -204,40 +202,36 @@ def read_rows(
       ValueError: the file cannot be read, or has another column, or something else in one. One
         line.
     """
-    header, *rows = _lines(field, path)
-    place, names = f"{field}: {path}:", list(map(str.strip, header))
+    # pyarrow is loaded where a file is named
+    from fedjax_ht.lab.readers.table_files import table_with_head
+
+    place = f"{field}: {path}:"
+    try:
+        table = table_with_head(Path(path))
+    except OSError as error:
+        raise ValueError(f"{field}: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{place} {error}") from None
+    names = table.column_names
     for name in names:
         if name not in (*whole, *positive):
             raise ValueError(f"{place} {unknown('column', name, (*whole, *positive))}")
     for name in whole:
-        if names.count(name) != 1:
-            raise ValueError(f"{place} its first line must have one column {name!r}")
-    columns: dict[str, list[float]] = {name: [] for name in names}
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise ValueError(f"{place} row {number} has {len(row)} values, not {len(names)}")
-        for name, text in zip(names, row):
+        if name not in names:
+            raise ValueError(f"{place} its first line must have a column {name!r}")
+    columns = {}
+    for name in names:
+        values = []
+        for number, text in enumerate(table[name].to_pylist(), 1):
             value = _number(text, name in whole)
             if value is None:
                 rule = CELL_RULES[name in whole]
                 raise ValueError(
                     f"{place} {name} of row {number} is {text.strip()!r}; it must be {rule}"
                 )
-            columns[name].append(value)
-    return {name: np.array(values, np.float64) for name, values in columns.items()}
-
-
-def _lines(field: str, path: str) -> list[list[str]]:
-    """Returns the lines that are not empty, the header first; at least one, without a header []."""
-    try:
-        # utf-8-sig: spreadsheets begin their files with a byte order mark
-        text = read_whole(path, limits.TEXTS_BYTES).decode("utf-8-sig")
-        return [row for row in csv.reader(io.StringIO(text, newline="")) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error):
-        raise ValueError(f"{field}: {path} cannot be read (it is no CSV file)") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ValueError(f"{field}: {path} cannot be read ({why})") from None
+            values.append(value)
+        columns[name] = np.array(values, np.float64)
+    return columns
 
 
 def _number(text: str, whole: bool) -> float | None:

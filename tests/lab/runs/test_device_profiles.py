@@ -97,9 +97,9 @@ BAD = {
 }
 BAD_FILES = {
     "unknown column 'flop'; did you mean 'flops'?": "client,flop\n0,1\n",
-    "its first line must have one column 'client'": "up\n1\n",
-    "devices.csv: its first line must have one column 'client'": "",
-    "row 2 has 1 values, not 2": "client,up\n0,1\n1\n",
+    "its first line must have a column 'client'": "up\n1\n",
+    "devices.csv: it has no rows": "",
+    "line 3 has 1 cells for 2 columns": "client,up\n0,1\n1\n",
     "up of row 1 is '0'; it must be a number above 0": "client,up\n0,0\n",
     "up of row 1 is 'x'; it must be a number above 0": "client,up\n0, x \n",
     "client of row 2 is '0.5'; it must be a whole number from 0 on": "client,up\n0,1\n0.5,1\n",
@@ -108,7 +108,7 @@ BAD_FILES = {
     "it has 4 rows; it must have one for each client, 0 to 2": "client,up\n0,1\n2,1\n1,1\n3,1\n",
 }
 BAD_TRACES = {
-    "must have one column 'last_round'": "client,first_round\n0,0\n",
+    "must have a column 'last_round'": "client,first_round\n0,0\n",
     "unknown column 'up'": "client,first_round,last_round,up\n0,0,1,1\n",
     "client 3 is available from round 0 to 1; clients are 0 to 2, and": "client,first_round,last_round\n3,0,1\n",
     "client 0 is available from round 2 to 1; clients are": "client,first_round,last_round\n0,2,1\n",
@@ -137,7 +137,7 @@ def test_a_wrong_file_is_one_line(message, tmp_path):
 
 def test_binary_files_and_repeated_values_are_refused(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"client,up\n\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"binary.csv cannot be read \(it is no CSV file\)$"):
+    with pytest.raises(ValueError, match=r"binary.csv: 'utf-8' codec can't decode"):
         make_profile(fields(csv=str(tmp_path / "binary.csv")), 3)
     path = table(tmp_path, "client,up\n0,1\n")
     with pytest.raises(ValueError, match=r"^devices_profile.up is '5', and .*devices.csv"):
