@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_ht.check.names import kind_of_value, listed
 from fedjax_ht.check.options import checked
 from fedjax_ht.data.conversion import as_array
+from fedjax_ht.lab.weights.torchvision import kernel_of
 
 _WEIGHTS = {"Embedding": "embedding"}  # class of torch -> flax's name of its weight
 _WEIGHTS |= dict.fromkeys(("Linear", "Conv1d", "Conv2d"), "kernel")
@@ -74,8 +75,8 @@ def weights_from_torch(
             channels = None
         for leaf, value in source.items():
             target = _OTHERS.get(leaf, _WEIGHTS[kind])
-            if target == "kernel":  # [out, in, *size] -> [*size, in, out]
-                value = value.transpose(*range(2, value.ndim), 1, 0)
+            if target == "kernel":
+                value = kernel_of(value)
             collection = "stats" if leaf.startswith("running") else "params"
             if arrays.setdefault(f"{collection}/{path}/{target}", value) is not value:
                 raise ValueError(f"layers has the path {path!r} more than once")

@@ -100,7 +100,7 @@ def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray
         for path, leaf in _leaves(tree.get("base", {})):
             key, leaf = _key(path), np.asarray(leaf)
             if path[-1] == "kernel":
-                leaf = leaf.transpose((3, 2, 0, 1) if leaf.ndim == 4 else (1, 0))
+                leaf = leaf.transpose(-1, -2, *range(leaf.ndim - 2))
             arrays[key] = leaf
             if path[-1] == "mean":  # torch counts batches beside running statistics
                 arrays[key.removesuffix("running_mean") + "num_batches_tracked"] = np.array(0)
@@ -164,22 +164,15 @@ def _path(key: str, ndim: int) -> Path:
     return (*modules, _LEAVES.get(leaf, leaf))
 
 
-def in_flax_layout(path: Path, key: str, value: np.ndarray) -> np.ndarray:
-    """Transposes a kernel of torch's, whose first axis is its output, to flax's layout.
-
-    Args:
-      path: the path of the array in this library's models.
-      key: the array's name in the state dict; one of this library's names says flax's layout
-        already.
-      value: the array.
-    """
-    if path[-1] != "kernel" or key == _joined(path) or value.ndim not in (2, 4):
-        return value
-    return value.transpose((2, 3, 1, 0) if value.ndim == 4 else (1, 0))
+def kernel_of(weight: np.ndarray) -> np.ndarray:
+    """Turns a weight of torch's, [outputs, inputs, *size], into flax's [*size, inputs, outputs]."""
+    return weight.transpose(*range(2, weight.ndim), 1, 0)
 
 
 def _converted(path: Path, key: str, value: np.ndarray, leaf: jnp.ndarray) -> jnp.ndarray:
-    array = in_flax_layout(path, key, value)
+    # a key of this library's names says flax's layout already
+    is_torchs = path[-1] == "kernel" and key != _joined(path)
+    array = kernel_of(value) if is_torchs else value
     if array.shape != leaf.shape:
         transposed = f", which is {array.shape} in flax's layout" if array is not value else ""
         raise ValueError(

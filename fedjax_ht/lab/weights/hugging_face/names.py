@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from fedjax_ht.lab.weights.torchvision import FLAX_PREFIX
+from fedjax_ht.lab.weights.torchvision import FLAX_PREFIX, kernel_of
 from fedjax_ht.models.stacking import unstack_blocks
 
 Arrays = Mapping[str, np.ndarray]
@@ -59,7 +59,9 @@ def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[st
         if name not in arrays:
             raise ValueError(f"the file has no {name}")
         used.add(name)
-        array = _in_flax_layout(path, arrays[name], names)
+        array = arrays[name]
+        if path[-1] == "kernel" and names.transposed and array.ndim > 1:
+            array = kernel_of(array)
         if array.shape != leaf.shape:
             raise ValueError(
                 f"the file's {name} has shape {array.shape}, transposed as here; its config.json "
@@ -111,14 +113,3 @@ def _name(path: tuple[str, ...], names: Names) -> str:
     if len(path) == 1:
         return begin + names.modules[path[0]]
     return f"{begin}{names.modules[path[0]]}.{_LEAVES[path[1]]}"
-
-
-def _in_flax_layout(path: tuple[str, ...], array: np.ndarray, names: Names) -> np.ndarray:
-    """Transposes a kernel from the file's layout to flax's."""
-    if path[-1] != "kernel" or not names.transposed:
-        return array
-    if array.ndim == 2:
-        return array.T
-    if array.ndim == 4:
-        return array.transpose(2, 3, 1, 0)
-    return array
