@@ -19,8 +19,8 @@ import numpy as np
 from fedjax_ht.check.packages import needing
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.generators.npz import in_one_line
 from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.models.generator import Card, Generator
 
 PROMPT_FILE = "prompt_embedding.npz"

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.generators import npz
+from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.models.generator import Generator
 from fedjax_ht.ops import conv2d
 from fedjax_ht.ops.conv import Lowering
@@ -196,7 +197,7 @@ def load_embedded(path: Path | str) -> Generator:
         raise ValueError(
             f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}"
         )
-    with npz.in_one_line(f"{path}: no embedded generator"):
+    with in_one_line(f"{path}: no embedded generator"):
         arrays = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
         latent_dim = len(arrays["average"])

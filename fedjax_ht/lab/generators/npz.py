@@ -1,8 +1,7 @@
 """Reads and writes generators as .npz: arrays, and a JSON object with their format and card."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.models.generator import Card
 
 METADATA = "metadata"  # the entry that holds the JSON object
@@ -74,17 +74,3 @@ def card(metadata: Mapping[str, Any]) -> Card:
     fields = {name: value for name, value in metadata["card"].items() if name in Card._fields}
     fields["trained_on"] = tuple(fields.get("trained_on", ()))
     return Card(**fields)
-
-
-@contextlib.contextmanager
-def in_one_line(about: str) -> Iterator[None]:
-    """Turns any error of the block into a ValueError "ABOUT: REASON" of one line.
-
-    zipfile, numpy, json, torch and diffusers each raise exceptions of their own for a damaged file.
-    """
-    try:
-        yield
-    except Exception as error:
-        message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        reason = (message.splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{about}: {reason}") from error

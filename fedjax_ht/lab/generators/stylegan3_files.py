@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_ht.check.names import short
 from fedjax_ht.lab.generators import npz, stylegan3
 from fedjax_ht.lab.safe import safe_pickle
-from fedjax_ht.lab.safe.bounded import open_regular
+from fedjax_ht.lab.safe.bounded import in_one_line, open_regular
 from fedjax_ht.lab.safe.torch_files import TENSOR_CALLS, build_tensor, read_storage
 from fedjax_ht.models.generator import Card, Generator
 
@@ -123,7 +123,7 @@ def open_snapshot(path: Path | str) -> Module:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no snapshot at {path}")
-    with npz.in_one_line(str(path)):
+    with in_one_line(str(path)):
         with open_regular(path) as file, safe_pickle.damage_is_a_value_error():
             content = safe_pickle.Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
@@ -190,7 +190,7 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
       FileNotFoundError, ValueError: as `load_snapshot`.
     """
     root = open_snapshot(path)
-    with npz.in_one_line(str(path)):
+    with in_one_line(str(path)):
         if root.class_name not in _CLASSES:
             raise ValueError(
                 f"G_ema is a {root.class_name}; only {' and '.join(_CLASSES)} are supported"

@@ -1,20 +1,18 @@
 """Tokenises texts: words and punctuation, by a vocabulary of the training texts, or by a tokenizer
 of a folder of Hugging Face's."""
 
-import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.check.names import short
 from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
-from fedjax_ht.lab.safe.bounded import read_json, read_whole
+from fedjax_ht.lab.safe.bounded import in_one_line, read_json, read_whole
 
 PADDING, UNKNOWN = 0, 1  # ids; the vocabulary's words follow
 WORDS = 32_000
@@ -131,7 +129,7 @@ class Tokenizer:
         with needing("a tokenizer"):
             import tokenizers
         self._path = path
-        with _one_line(f"{path} is no tokenizer"):
+        with in_one_line(f"{path} is no tokenizer"):
             content = read_whole(path, limits.TEXT_BYTES).decode()
             if path.suffix == ".json":
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
@@ -158,7 +156,7 @@ class Tokenizer:
         Raises:
           ValueError: the special tokens alone are more.
         """
-        with _one_line(f"{self._path} cannot encode the texts"):
+        with in_one_line(f"{self._path} cannot encode the texts"):
             special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
             if length is not None and length <= special:
                 raise ValueError(
@@ -179,18 +177,6 @@ class Tokenizer:
                 f"{len(self.pieces)}"
             )
         return rows
-
-
-@contextlib.contextmanager
-def _one_line(begin: str) -> Iterator[None]:
-    """Turns the package's errors into one line: plain exceptions, and panics, which are none."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        line = str(error).partition("\n")[0]
-        raise ValueError(f"{begin} ({short(line, 200)})") from error
 
 
 def tokenizer_file(path: str | os.PathLike) -> Path:

@@ -322,6 +322,23 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         raise named from error
 
 
+@contextlib.contextmanager
+def in_one_line(about: str) -> Iterator[None]:
+    """Turns any error of the block into a ValueError "ABOUT: REASON" of one line.
+
+    zipfile, numpy, json, torch and diffusers each raise exceptions of their own for a damaged file,
+    and packages written in Rust panic, which is no Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = (message.splitlines() or [type(error).__name__])[0][:_LINE]
+        raise ValueError(f"{about}: {reason}") from error
+
+
 def files_below(folder: Path) -> Iterator[Path]:
     """Yields the files below `folder` in sorted order.
 
