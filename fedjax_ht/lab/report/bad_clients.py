@@ -4,6 +4,7 @@ nothing arrives any more."""
 import operator
 from collections.abc import Hashable, Iterator, Sequence
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.lab.report.rows import reporting, values
 from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import Row, Runs
@@ -62,9 +63,9 @@ def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> st
     return ", ".join(names)
 
 
-def named(ids: Sequence[int | str]) -> str:
-    """Names clients: "client 2", or "clients 2, 15"."""
-    clients = ", ".join(map(str, ids))
+def named(ids: Sequence[int | str], most: int | None = None) -> str:
+    """Names clients: "client 2", or "clients 2, 15"; of more than `most` the first."""
+    clients = listed(list(map(str, ids)), most or len(ids))
     return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
 
 

@@ -278,40 +278,33 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
         "rounds": f"{next(iter(rounds.values()))} rounds",
         "versions": _versions(first),
     }
-    equal, other = [], []
-    for part, text in texts.items():
-        values = {label: _flat(part, identity) for label, identity in identities.items()}
-        if part == "rounds":
-            values = {label: {part: done} for label, done in rounds.items()}
-        if part == "versions":
-            values = {label: {part: _versions(x)} for label, x in identities.items()}
-        lines = differing(values)
-        other += lines
-        if text and not lines:
-            equal.append(text)
+    values = {}
+    for label, identity in identities.items():
+        parts = {part: getattr(identity, part) for part in texts}
+        parts |= {"rounds": rounds[label], "versions": _versions(identity)}
+        values[label] = flatten(parts)
+    other = differing(values)
+    parts = {name.partition(".")[0] for name in other}
+    equal = [text for part, text in texts.items() if text and part not in parts]
     sentence = f"All rows share {', '.join(equal)}"
-    return f"{sentence}; they differ in {', '.join(other)}." if other else f"{sentence}."
+    return f"{sentence}; they differ in {', '.join(other.values())}." if other else f"{sentence}."
 
 
-def _flat(part: str, identity: Identity) -> dict[str, Any]:
-    return flatten({part: getattr(identity, part)})
-
-
-def differing(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each name whose value differs, "rounds 6 (fedssa), 30 (local, fd)".
+def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns name -> a line for each name whose value differs: "rounds 6 (fedssa), 30 (local)".
 
     Args:
       values: label -> the entry's values by name.
     """
     names = sorted({name for named in values.values() for name in named})
-    lines = []
+    lines = {}
     for name in names:
         labels: dict[str, list[str]] = {}
         for label, named in values.items():
             labels.setdefault(_value(name, named.get(name)), []).append(label)
         if len(labels) > 1:
             parts = [f"{value} ({', '.join(group)})" for value, group in labels.items()]
-            lines.append(f"{name} {', '.join(parts)}")
+            lines[name] = f"{name} {', '.join(parts)}"
     return lines
 
 

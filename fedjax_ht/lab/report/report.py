@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.check.docstrings import first_paragraph
-from fedjax_ht.check.names import listed_clients
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts
 from fedjax_ht.lab.config.base import method_summary
@@ -43,6 +42,7 @@ from fedjax_ht.simulation.rows import Runs, evaluated
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
 SECONDS = ("seconds_round", "seconds_evaluation")
+MOST_NAMED = 5  # clients
 FALL = 0.03  # of accuracy, from the best round to the last
 
 
@@ -106,7 +106,7 @@ def far_clients(runs: Runs) -> Iterator[str]:
         order = np.argsort(-distance, kind="stable").tolist()
         far = [f"{ids[i]} ({accuracy[i]:{form}}{score.unit})" for i in order if distance[i] > reach]
         if far:
-            yield f"far {end} {score.name} than the others: {listed_clients(far)}"
+            yield f"far {end} {score.name} than the others: {named(far, MOST_NAMED)}"
 
 
 def falls(runs: Runs) -> Iterator[str]:
@@ -202,7 +202,7 @@ def trained(experiment: Plan, labels: Sequence[str]) -> str:
     length = f"{count} {unit}{'s' if count > 1 else ''}"
     other = f" (otherwise {', '.join(training.of)})" if training.of else ""
     lines = differing({label: to_plain(recipe) for label, recipe in recipes.items()})
-    differences = f"; entries differ in {', '.join(lines)}" if lines else ""
+    differences = f"; entries differ in {', '.join(lines.values())}" if lines else ""
     return f"{optimizer}, batches of {training.batch_size}, {length} a round{other}{differences}"
 
 
