@@ -114,6 +114,12 @@ class Notes:
         return lines
 
 
+def in_rounds(rows: Sequence[Row]) -> str:
+    """Counts the rounds of rows, which runs share: "in 2 rounds"."""
+    count = len(set(values(rows, "round")))
+    return f"in {count} rounds" if count > 1 else "in 1 round"
+
+
 def troubles(runs: Runs) -> Iterator[str]:
     """Yields a line for each kind of trouble in the rounds of an entry, which its runs share."""
     for key, text in TROUBLES.items():
@@ -121,8 +127,8 @@ def troubles(runs: Runs) -> Iterator[str]:
         if not rows:
             continue
         clients = sorted({client for row in rows for client in clients_of(row, key)})
-        first, rounds = rows[0], len(set(values(rows, "round")))
-        place = f"in {rounds} rounds, first in round {first['round']} (trial {first['trial']})"
+        first = rows[0]
+        place = f"{in_rounds(rows)}, first in round {first['round']} (trial {first['trial']})"
         factors = f": {outliers(first[key])}" if key == "far_off" else ""
         yield f"{text.format(named(clients))}; {place}{factors}"
 

@@ -23,7 +23,7 @@ from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
-from fedjax_ht.lab.report.bad_clients import named, troubles
+from fedjax_ht.lab.report.bad_clients import in_rounds, named, troubles
 from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.maps import load_map, one_space
@@ -79,8 +79,7 @@ def late(runs: Runs) -> Iterator[str]:
         clients = named(sorted(set().union(*values(rows, "late"))))
         used = values(merged(runs), "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
-        rounds = len(set(values(rows, "round")))
-        yield f"uploads of {clients} came after the deadline in {rounds} rounds and {outcome}"
+        yield f"uploads of {clients} came after the deadline {in_rounds(rows)} and {outcome}"
 
 
 def collapsed(runs: Runs) -> Iterator[str]:

@@ -191,6 +191,9 @@ def test_uploads_that_came_too_late_are_pointed_at():
         late
         == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and arrived in a later round"
     )
+    del rows[2]["late"]
+    (late,) = warnings({"a": [rows]})
+    assert " after the deadline in 1 round and " in late
 
 
 def test_a_client_far_from_the_others_is_named():
