@@ -107,7 +107,7 @@ class DatasetConfig(Section, prefix="dataset."):
       classes: Names of the classes to keep; (): all.
       subset: Number of random samples to keep, the same ones for every seed; 0: all.
       normalisation: Scale of pixels. "half" maps them to [-1, 1]; for others see
-        lab/readers/moments.py.
+        lab/readers/registry.py.
       shift: Domains of the images, such as rotate/4 or corrupt/3, by partition.seed; "": one domain
         (data/shift.py).
       public: Public set, which server and clients have beside their own samples: hold_out:0.1, a
@@ -272,7 +272,7 @@ class DevicesConfig(Section, prefix="devices_profile."):
 
 @dataclasses.dataclass
 class PrivacyConfig(Section, prefix="privacy."):
-    """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md.
+    """Differential privacy, `trust.options.Privacy` and docs/privacy.md.
 
     They are two classes because Privacy also holds `secret`, which no config.json may contain.
 
@@ -340,7 +340,7 @@ class ScoringConfig(Section, Scoring, prefix="scoring."):
 
 @documented_by(Attack)
 class AttackConfig(Section, Attack, prefix="attack."):
-    """The attack: `trust.attacks.Attack`, whose fields can be set."""
+    """The attack: `trust.options.Attack`, whose fields can be set."""
 
 
 @dataclasses.dataclass

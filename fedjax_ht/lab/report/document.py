@@ -59,7 +59,7 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     def csv(self) -> str:
-        """Returns the table as CSV, see `core.csv_text`."""
+        """Returns the table as CSV, see `files.csv_text`."""
         return csv_text([self.head, *self.rows])
 
     def html(self) -> str:

@@ -4,7 +4,7 @@
     fedjax-ht data list [--data_dir=data]
     fedjax-ht data show csv:mine.csv [--label=outcome] [--features=-id] [--page=mine.html]
 
-A download that was cut off goes on where it stopped, by the same command. Runs read what was
+A download that was cut off begins anew, by the same command. Runs read what was
 downloaded by --config.dataset.name=NAME --config.dataset.data_dir=DIR. `show` prints what a run
 would read: samples, classes, sets, columns, and what was left out or converted; and writes a page
 with twenty samples, the classes by set and the values. Its flags are a config's dataset.label and

@@ -137,7 +137,7 @@ def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[st
     Args:
       state: the state of the client.
       path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
-        model by torch's names, see `models.weights.state_dict`.
+        model by torch's names, see `weights.start.state_dict`.
       bucket: the client's bucket.
       classes: names of the data's classes, which a .safetensors keeps beside the head's rows.
 

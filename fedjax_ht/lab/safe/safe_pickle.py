@@ -4,10 +4,10 @@ A pickle is a program: unpickling calls whatever it names. Here the few numpy na
 pickles use are recorded instead of called, and every other name is refused; the arrays are then
 built from the checked records. (An allow-list of the real numpy functions would not do: a forged
 dtype state makes numpy take bytes for pointers.) torch's pickles are recorded by the same
-unpickler, in `data.files.torch_files` and `generators.stylegan3_files`.
+unpickler, in `safe.torch_files` and `generators.stylegan3_files`.
 
 Against a pickle that asks for too much there are three cheap limits: on its steps and names
-(`data.files.limits`), on what is a key, and no more bytes are read than there are. Values in values
+(`safe.limits`), on what is a key, and no more bytes are read than there are. Values in values
 without end are Python's RecursionError, which is a ValueError here like any damage.
 """
 

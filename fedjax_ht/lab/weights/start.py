@@ -223,7 +223,7 @@ def with_weights(
 
     Args:
       federation: a federation of whole models.
-      weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or
+      weights: name of an architecture -> a file, see `safe.torch_files.load_state_dict`, or
         its arrays by name, or the variables {"params", "stats"} of a model of it; or one file for
         all. "resnet34" also serves "resnet34_head1" and so on,
         and "resnet34_r4" with adapters, which the weights are frozen under; "shared" the auxiliary

@@ -50,7 +50,7 @@ def variables_from_torchvision(
     deviation 0.5: torchvision's model converts ImageNet's normalisation to this one.)
 
     Args:
-      state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
+      state_dict: torchvision's names -> arrays, see `safe.torch_files.load_state_dict`.
       variables: variables of a model of the same architecture, as `core.bucket.init_variables` or a
         module's `init` makes them.
 
