@@ -4,13 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.inputs import (
-    CHANNELS,
-    AsStored,
-    Preprocess,
-    channels_first,
-    looks_like_image,
-)
+from fedjax_ht.core.inputs import CHANNELS, AsStored, Preprocess, channels_first, looks_like_image
 from fedjax_ht.data.conversion import refuse_not_finite
 from fedjax_ht.lab.readers.source import as_stored
 

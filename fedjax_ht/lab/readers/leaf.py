@@ -17,13 +17,7 @@ from fedjax_ht.check.names import short
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.indices import ClientIndices, Partition
 from fedjax_ht.data.reading import LeftOut, Reading
-from fedjax_ht.lab.readers.source import (
-    Raw,
-    ReadOptions,
-    Source,
-    as_stored,
-    one_after_another,
-)
+from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored, one_after_another
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, read_whole, reading
 

@@ -24,13 +24,7 @@ from fedjax_ht.data.partition import partition_options
 from fedjax_ht.data.public import hold_out_share
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import option_values, typed_config
-from fedjax_ht.lab.config.entries import (
-    Entry,
-    as_run,
-    check_label,
-    entries_of,
-    recorded,
-)
+from fedjax_ht.lab.config.entries import Entry, as_run, check_label, entries_of, recorded
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import atomic_open, named, plain_open, refuse_links

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ht.core.user_code import (
-    names_object,
-    trusting,
-    user_file,
-    user_modules_in,
-    user_place,
-)
+from fedjax_ht.core.user_code import names_object, trusting, user_file, user_modules_in, user_place
 from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file

@@ -25,12 +25,7 @@ from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.data.targets import standardised_targets
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
-from fedjax_ht.lab.config.sections import (
-    Config,
-    DatasetConfig,
-    PartitionConfig,
-    TrainingConfig,
-)
+from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
 from fedjax_ht.lab.readers.registry import normalised
 from fedjax_ht.lab.runs.devices import client_values

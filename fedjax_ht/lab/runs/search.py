@@ -36,12 +36,7 @@ from fedjax_ht.lab.runs.plan import Plan, Run, plan
 from fedjax_ht.lab.runs.play import Notify, lanes_of, play
 from fedjax_ht.lab.runs.ray_cluster import Report
 from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
-from fedjax_ht.lab.runs.spaces import (
-    Space,
-    described_space,
-    points_of,
-    space_of,
-)
+from fedjax_ht.lab.runs.spaces import Space, described_space, points_of, space_of
 from fedjax_ht.lab.runs.tasks import Tasks, Workplace, in_place, kept
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.rows import Runs
