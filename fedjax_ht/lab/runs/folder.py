@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -277,9 +277,15 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
     """Returns the values that a resumed run must share: fields, and the settings of entries that
     both courses have."""
-    shared = {name: value for name, value in fields.items() if name not in NAMING}
     origin = {"tuned": "", "searched_on": ()}
-    return flatten(shared | {label: entry | origin for label, entry in entries.items()})
+    return fixed(fields) | flatten({label: entry | origin for label, entry in entries.items()})
+
+
+def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dict[str, Any]:
+    """Returns the fields of a config, flat, that all courses of a run share: without those that
+    name entries, and those that are free."""
+    flat = flatten({name: value for name, value in fields.items() if name not in NAMING})
+    return {name: value for name, value in flat.items() if name not in free}
 
 
 def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:

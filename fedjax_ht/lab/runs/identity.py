@@ -18,11 +18,10 @@ from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs.folder import (
-    FREE_FIELDS,
     MAP,
-    NAMING,
     completed,
     filled,
+    fixed,
     flatten,
     naming,
     read_json,
@@ -85,9 +84,6 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     fields = to_json(as_run(entry, config))
     sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
     seed, trials = fields.pop("seed"), fields.pop("trials")
-    for name in NAMING:
-        fields.pop(name, None)
-    options = flatten(fields)
     method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
     return Identity(
         method=method | _sum_of(entry.method, objects),
@@ -95,7 +91,7 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
         split=sections["partition"] | {SHA: noted.get("split")},
         models=sections["model"] | _sum_of(config.model.group, objects),
         training=sections["training"],
-        options={name: value for name, value in options.items() if name not in FREE_FIELDS},
+        options=fixed(fields),
         files=dict(noted.get("weights", {})),
         seed=seed,
         trials=trials,

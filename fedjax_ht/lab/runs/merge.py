@@ -24,9 +24,8 @@ from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.runs.folder import (
     BY_ENTRY,
     FREE_FIELDS,
-    NAMING,
     Folder,
-    flatten,
+    fixed,
     locked,
     read_folder,
     read_json,
@@ -101,10 +100,8 @@ def check_alike(first: Folder, other: Folder) -> None:
 def compared(part: Folder) -> dict[str, Any]:
     """Returns all by which two parts of a run must be equal: fields of the config that change
     numbers, the sums of data and split, and the generator of random numbers."""
-    fields = {name: value for name, value in part.fields.items() if name not in NAMING}
-    flat = {name: value for name, value in flatten(fields).items() if name not in FREE}
     notes = {name: part.notes.get(name) for name in ("data", "split", "random")}
-    return flat | {f"the run's {name}": value for name, value in notes.items()}
+    return fixed(part.fields, FREE) | {f"the run's {name}": value for name, value in notes.items()}
 
 
 def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
