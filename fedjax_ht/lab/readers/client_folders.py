@@ -81,11 +81,7 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
         labels,
         class_names,
         clients=tuple(clients),
-        reading=Reading(
-            path=str(root),
-            converted=converted,
-            warnings=converted,
-        ),
+        reading=Reading(converted=converted, warnings=converted),
     )
 
 

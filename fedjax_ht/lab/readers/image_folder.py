@@ -75,7 +75,6 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
         classes,
         official={x: np.flatnonzero(np.array(owners) == x) for x in SETS if x in owners},
         reading=Reading(
-            path=str(root),
             left_out=(*others, *strays),
             converted=tuple(notes),
             warnings=(*alike, *_missing("set", owners, labels, classes)),
@@ -308,7 +307,6 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
         classes,
         groups=np.searchsorted(domains, owners),
         reading=Reading(
-            path=str(root),
             group_names=tuple(map(printable, domains)),
             left_out=(*others, *strays),
             warnings=(

@@ -72,8 +72,8 @@ def from_hugging_face(
     if isinstance(dataset, str | os.PathLike):
         path = os.fspath(dataset)
         dataset = from_disk(path)
-    table = hugging_face_table(dataset, own_files=not path)._replace(path=path)
-    raw = table_raw(table, chosen, split=split or "", client=client or "")
+    table = hugging_face_table(dataset, own_files=not path)
+    raw = table_raw(table, chosen, split=split or "", client=client or "").read_from(path)
     return _told(name or (f"hf:{path}" if path else "hf"), raw, chosen)
 
 
@@ -208,8 +208,7 @@ def read_hf(place: Path, options: ReadOptions) -> Raw:
       ValueError: it is no such folder, or columns cannot be what they are taken for. One line.
       ImportError: `datasets` is not installed. One line.
     """
-    table = hugging_face_table(from_disk(place))._replace(path=str(place))
-    return table_raw(table, options)
+    return table_raw(hugging_face_table(from_disk(place)), options)
 
 
 def from_disk(place: str | os.PathLike) -> Any:

@@ -92,7 +92,7 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
     left_out = ()
     if missing:
         left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
-    record = dataclasses.replace(raw.reading, path=str(root), group_names=users, left_out=left_out)
+    record = dataclasses.replace(raw.reading, group_names=users, left_out=left_out)
     return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
 

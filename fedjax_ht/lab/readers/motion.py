@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import write_stacked
 from fedjax_ht.lab.readers.source import (
     IN_PACKAGE,
@@ -78,7 +77,6 @@ def read_har(source: Path, options: ReadOptions) -> Raw:
         HAR_CLASSES,
         official=one_after_another(zip(("train", "test"), map(len, labels))),
         groups=np.concatenate(persons),
-        reading=Reading(path=str(source)),
     )
 
 
@@ -205,7 +203,6 @@ def read_pamap2(source: Path, options: ReadOptions) -> Raw:
         np.concatenate(labels),
         tuple(ACTIVITIES.values()),
         groups=groups,
-        reading=Reading(path=str(source)),
     )
 
 

@@ -105,12 +105,7 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
         groups=owners.groups,
         vocabulary=len(pieces),
         used_tokenizer=True,
-        reading=Reading(
-            path=str(place),
-            group_names=owners.names,
-            token_texts=pieces,
-            left_out=left_out,
-        ),
+        reading=Reading(group_names=owners.names, token_texts=pieces, left_out=left_out),
     )
 
 

@@ -114,7 +114,6 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
         vocabulary=vocabulary,
         targets=stored if is_other else None,
         reading=Reading(
-            path=str(file),
             features=columns,
             group_names=group_names,
             left_out=left_out,

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.check.names import short
-from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.images import decode_members
 from fedjax_ht.lab.readers.source import (
     IMAGENET_MOMENTS,
@@ -52,7 +51,6 @@ def read_tiny_imagenet(source: Path, options: ReadOptions) -> Raw:
         np.searchsorted(classes, wnids),
         tuple(classes),
         official=one_after_another([("train", train), ("test", len(keys) - train)]),
-        reading=Reading(path=str(source)),
     )
 
 
@@ -111,7 +109,6 @@ def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
         _TISSUES,
         official=official,
         groups=hospitals,
-        reading=Reading(path=str(table.parent)),
     )
 
 

@@ -242,13 +242,15 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
     places = source.places(argument, data_dir)
     if not places:
         return dataset_of(name, source.read(options=options), options)
-    with reading(places[0] if len(places) == 1 else places[0].parent, source.origins[0]):
+    place = places[0] if len(places) == 1 else places[0].parent
+    with reading(place, source.origins[0]):
         if source.has_columns:
             options = named_in(name, options)
         if source.is_kept and argument and not places[0].is_dir():
             raise FileNotFoundError("no such folder")
         if not source.is_kept:
-            return dataset_of(name, source.read(*places, options=options), options)
+            raw = source.read(*places, options=options).read_from(str(place))
+            return dataset_of(name, raw, options)
         sized = options._replace(image_size=options.image_size or source.size)
         folder = data_dir if data_dir and not argument else places[0]
         raw = cached(
@@ -257,7 +259,7 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
             places,
             lambda target: source.read(*places, options=sized._replace(target=target)),
         )
-        return dataset_of(name, raw, options)
+        return dataset_of(name, raw.read_from(str(place)), options)
 
 
 def _user_data(name: str, options: ReadOptions) -> Dataset:

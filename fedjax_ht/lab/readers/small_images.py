@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.source import (
     CIFAR100_MOMENTS,
     IN_PACKAGE,
@@ -77,7 +76,6 @@ def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
         np.concatenate(parts[1::2]),
         _CLASSES[name],
         official=official,
-        reading=Reading(path=str(files[0].parent)),
     )
 
 
@@ -207,7 +205,6 @@ def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
         np.concatenate(labels),
         _class_names(meta, layout.names_key),
         official=one_after_another([("train", sum(counts[:-1])), ("test", counts[-1])]),
-        reading=Reading(path=str(source)),
     )
 
 

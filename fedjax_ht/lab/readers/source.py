@@ -127,6 +127,12 @@ class Raw(NamedTuple):
     targets: np.ndarray | None = None
     used_tokenizer: bool = False
 
+    def read_from(self, path: str) -> "Raw":
+        """Returns the set with the path that it was read from; one that its reader noted stays."""
+        return self._replace(
+            reading=dataclasses.replace(self.reading, path=self.reading.path or path)
+        )
+
 
 def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     """Returns the data set: images of one size, texts as tokens, anything else as it is.

@@ -53,7 +53,6 @@ class Table(NamedTuple):
       columns: the columns by name; `table_raw` takes each feature out, so that it is freed.
       counts: rows of each file or set that it was joined from.
       place: the place of a row by its number, for messages.
-      path: the file that it was read from; "" in memory.
       roles: roles of the columns; None to find them by name.
       owners: the sets or clients of the rows, where files are such.
       class_names: names of the classes of each column whose labels are numbered.
@@ -63,7 +62,6 @@ class Table(NamedTuple):
     columns: dict[str, pa.ChunkedArray]
     counts: Sequence[int]
     place: Callable[[int], str] = "row {}".format
-    path: str = ""
     roles: Roles | None = None
     owners: Owners = Owners(None, (), {})
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -136,7 +134,6 @@ def table_raw(
         groups=groups,
         preprocess=samples.preprocess,
         reading=Reading(
-            path=table.path,
             **known,
             group_names=group_names,
             left_out=table.left_out,

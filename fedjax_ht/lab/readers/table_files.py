@@ -124,7 +124,7 @@ def _named(data: pa.Table) -> pa.Table:
 
 def _joined(place: Path, options: ReadOptions) -> Table:
     files, left_out = files_of(place, _ENDINGS)
-    return _table_of(files, options)._replace(path=str(place), left_out=left_out)
+    return _table_of(files, options)._replace(left_out=left_out)
 
 
 def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
@@ -155,7 +155,6 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
         dict(zip(names, data.columns)),
         counts,
         place=place,
-        path=str(files[0].parent),
         # of columns without names the first is the class
         roles=None if has_head else Roles(names[0], tuple(names[1:]), "", False, ""),
         owners=owners_of(files, counts),
@@ -311,7 +310,6 @@ def read_parquet(place: Path, options: ReadOptions) -> Raw:
     table = Table(
         dict(zip(data.column_names, data.columns)),
         counts=[len(data)],
-        path=str(place),
         left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas", True) for name in index),
     )
     return table_raw(table, options)

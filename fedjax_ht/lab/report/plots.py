@@ -69,10 +69,7 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
         if name == baseline:
             continue
         rounds, points = paired_points(runs, histories[baseline])
-        color = looks[name]["color"]
-        axes.plot(rounds, points.mean(0), lw=1.8, color=color, ls=looks[name]["ls"], label=name)
-        if len(points) > 1:
-            axes.fill_between(rounds, points.min(0), points.max(0), color=color, alpha=0.2, lw=0)
+        draw_mean(axes, rounds, points, label=name, **looks[name] | {"marker": ""})
         # the first rounds differ by tens of points, beside which the later ones would be a line
         beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
     span, score = np.concatenate([[0.0], *beyond]), score_in(histories)
@@ -81,6 +78,15 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
     axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=ahead)
     scale_rounds(axes, histories)
     axes.grid(alpha=0.3)
+
+
+def draw_mean(axes: Axes, places: np.ndarray, of_runs: np.ndarray, **look: Any) -> None:
+    """Draws the mean over runs, and of several a band from the lowest to the highest; `of_runs` is
+    float [runs, places]."""
+    axes.plot(places, of_runs.mean(0), lw=1.8, **look)
+    if len(of_runs) > 1:
+        low, high = of_runs.min(0), of_runs.max(0)
+        axes.fill_between(places, low, high, color=look["color"], alpha=0.2, lw=0)
 
 
 def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
@@ -208,10 +214,7 @@ def draw_accuracy(
             continue
         every = max(1, len(places) // MARKS)
         # Marks of neighbouring entries start at different evaluations, so that they do not meet.
-        axes.plot(places, mean, label=name, lw=1.8, markevery=(i % every, every), ms=4, **look)
-        if len(runs) > 1:
-            low, high = scores.min(0), scores.max(0)
-            axes.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+        draw_mean(axes, places, scores, label=name, markevery=(i % every, every), ms=4, **look)
         best = (score.sign * mean).argmax()
         mark = {"color": colour, "ms": 9, "mfc": "white", "mew": 1.8}
         axes.plot(places[best], mean[best], look["marker"], **mark)
