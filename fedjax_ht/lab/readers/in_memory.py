@@ -31,7 +31,7 @@ from fedjax_ht.lab.readers.source import (
     read_options,
 )
 from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
-from fedjax_ht.lab.safe.bounded import Origin, files_below, open_regular, read_whole
+from fedjax_ht.lab.safe.bounded import Origin, files_below, in_one_line, open_regular, read_whole
 from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
 _READ_AGAIN = 50  # items of a data set of PyTorch: a random transform may leave some as they are
@@ -155,11 +155,8 @@ def _classes(name: str, sets: Iterable[Any]) -> Sequence[str]:
 
 def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
     """The arrays of a sample and of its label."""
-    try:
+    with in_one_line(f"{name}: item {i} cannot be read"):
         item = dataset[i]
-    except Exception as error:  # of a user's own code
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{name}: item {i} cannot be read ({reason})") from error
     if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != 2:
         raise ValueError(
             f"{name}: item {i} is {kind_of_value(item)}; it must be a pair, (sample, label)"
@@ -302,11 +299,8 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
         if names := each.pop():
             class_names[column] = names
     tables = [_arrow(part, columns, own_files) for part in sets.values()]
-    try:
+    with in_one_line("its sets differ in the types of their columns"):
         data = pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"its sets differ in the types of their columns ({reason})") from error
     counts = [len(part) for part in sets.values()]
     columns = dict(zip(data.column_names, data.columns))
     return Table(columns, counts, owners=Owners(None, (), official), class_names=class_names)

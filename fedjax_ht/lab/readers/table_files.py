@@ -300,10 +300,7 @@ def read_parquet(place: Path, options: ReadOptions) -> Raw:
       ValueError: the file is damaged or too large, or columns cannot be what they are taken for.
     """
     open_regular(place).close()  # Arrow opens it by itself
-    try:
-        data = _bounded(place)
-    except pa.ArrowException as error:
-        raise ValueError(str(error).partition("\n")[0]) from error
+    data = _bounded(place)
     refuse_same_names(data.column_names)
     index = [name for name in data.column_names if name.startswith(_INDEX)]
     data = data.drop_columns(index)

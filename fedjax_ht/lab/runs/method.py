@@ -27,6 +27,7 @@ from fedjax_ht.lab.config.entries import Entry, literal
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PrivacyConfig, TrainingConfig
 from fedjax_ht.lab.config.typed import changed, shared_fields
 from fedjax_ht.lab.runs.devices import make_profile
+from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.methods import is_own, method_factory
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.options import SimulationOptions
@@ -215,12 +216,9 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
     numbers = dict(_option(text, name, list(options), setting) for setting in settings)
     if len(numbers) < len(settings):
         raise ValueError(f"training.optimizer is {text!r}; give each of its numbers once")
-    try:
+    with in_one_line(f"training.optimizer is {text!r}, which cannot be used"):
         made = factory(learning_rate=training.learning_rate, **numbers)
         trial_step(made)
-    except Exception as error:
-        line = str(error).partition("\n")[0]
-        raise ValueError(f"training.optimizer is {text!r}, which cannot be used: {line}") from error
     return made
 
 

@@ -195,7 +195,7 @@ TORCH = {
     "labels are <U1; they must be integers": [(np.zeros(3), "a"), (np.ones(3), "b")],
     "the sample of item 0 has 1 masked values": [(np.ma.array([0.0, 1], mask=[0, 1]), 0)],
     "sample 79 differs when it is read again": Flipped([0] * 80),
-    "item 0 cannot be read (image file is truncated)": Broken([0]),
+    "item 0 cannot be read: image file is truncated": Broken([0]),
     "it must have a length and samples by index": iter([1]),
     "item 0 is a tuple; it must be a pair": [(1, 2, 3)],
     "torch has no samples": [],
