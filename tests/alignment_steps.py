@@ -1,5 +1,4 @@
-"""Servers that train on uploads, as references see them: the library's own draws, and F of FedKTL by
-the reference's names."""
+"""Servers that train on uploads as references see them: the library's draws, F of FedKTL."""
 
 import itertools
 from collections.abc import Iterator

@@ -34,8 +34,7 @@ def is_of_programs(target: Any) -> bool:
 
 
 class MonkeyPatch(pytest.MonkeyPatch):
-    """Kept programs are not kept by the library's code and constants: a change makes others, and
-    so does its end."""
+    """A change of the library's code or constants makes other kept programs; so does its end."""
 
     def __init__(self) -> None:
         super().__init__()

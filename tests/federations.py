@@ -58,9 +58,7 @@ RANKS = {"narrow": 2, "wide": 3}  # of adapters of the wide model, by the client
 # methods for slices of one network
 SLICES = {"heterofl", "feddropout", "fedrolex", "fedspu", "fjord", "dense", "fedftg", "dfrd"}
 
-
 IN_STAGES = {"depthfl"}  # methods for the first stages of one network
-
 
 COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
 
@@ -117,8 +115,7 @@ def adapted_federation(reverse: bool = False) -> Federation:
 
 
 class SlicedDense(nn.Module):
-    """[linear, ReLU] per entry of `widths` on the flattened image: a sliceable network of one's
-    own."""
+    """[linear, ReLU] per entry of `widths` on the flattened image: a sliceable network."""
 
     widths: tuple[int, ...]
     rate: float = 1.0
@@ -224,8 +221,7 @@ def _made(make: Callable[..., Federation], *reverse: bool) -> Federation:
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:
-    """The clients' data, with `padding` further columns and all padding filled with real samples of
-    anybody."""
+    """The clients' data, with `padding` further columns, and all padding real samples."""
     dataset, partition = samples()
     data = arranged(dataset, partition, federation)
     if not padding:
@@ -275,8 +271,7 @@ def chosen(ids, dropped=()):
 def play(
     simulation: Simulation, state: SimulationState, ids, dropped=(), round: int | None = None
 ) -> tuple[SimulationState, RoundReport]:
-    """One round from a copy of `state`, with participants, drop-outs and round number of the test's
-    choice."""
+    """One round from a copy of `state`, with participants, drop-outs and round as chosen."""
     state = state._replace(round=state.round if round is None else round)
     with chosen(ids, dropped):
         state, report = simulation.run_round(to_device(to_host(state)))

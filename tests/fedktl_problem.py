@@ -88,13 +88,7 @@ def ours(of: Problem) -> dict[str, np.ndarray]:
 
     def aligned(params, centroids, uploads):
         return align(
-            transform,
-            draw,
-            options,
-            params=params,
-            centroids=centroids,
-            uploads=uploads,
-            key=KEY,
+            transform, draw, options, params=params, centroids=centroids, uploads=uploads, key=KEY
         )
 
     run = jax.jit(aligned)

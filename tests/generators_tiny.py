@@ -9,8 +9,7 @@ LATENT_DIM, SIDE = 6, 5
 
 
 def tiny_generator(trained_on: tuple[str, ...] = (), seed: int = 5) -> Generator:
-    """Latents on a curved surface of three dimensions; 5x5 colour images. Conditional, with seven
-    classes."""
+    """Latents on a curved surface of three dimensions; 5x5 colour images of seven classes."""
     keys = jax.random.split(jax.random.key(seed), 3)
     variables = {
         "mapping": jax.random.normal(keys[0], (3, LATENT_DIM)),

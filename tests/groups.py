@@ -8,8 +8,7 @@ from fedjax_ht.methods import METHODS
 
 
 def group_of(nodeid: str) -> str:
-    """Names the group of a test: tests of one file, or of one method in a file or in tests/methods,
-    share compiled functions."""
+    """Names the group of a test: those of a file, or of a method in a file or in tests/methods."""
     file, _, test = nodeid.partition("::")
     parameters = re.split(r"[\[\]-]", test)[1:]
     method = next((p for p in parameters if p in METHODS), "")
@@ -17,8 +16,7 @@ def group_of(nodeid: str) -> str:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """One process runs a group. (`--dist loadgroup` would do, but does not see groups under pytest
-    9.2.)"""
+    """One process runs a group. (`--dist loadgroup` does not see groups under pytest 9.2.)"""
 
     def _split_scope(self, nodeid):
         return group_of(nodeid)

@@ -56,7 +56,6 @@ CONFIGS = {
 }
 """Family -> the fields of a small config.json."""
 
-
 Shapes = dict[str, tuple[int, ...]]
 
 

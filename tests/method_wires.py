@@ -373,7 +373,6 @@ WIRE = {
     "fedcgs": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES),
 }
 
-
 COUNT = INDEX  # bytes of an int32
 COUNTS = COUNT * NUM_CLASSES
 

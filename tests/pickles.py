@@ -26,8 +26,7 @@ def dictionary(entries: Mapping[str, bytes], start: bytes = b"}") -> bytes:
 def storage(
     array: np.ndarray, kind: str = "FloatStorage", key: str = "7", little: bool = True
 ) -> bytes:
-    """A storage in the stream of torch before 1.6, which is also what pickle makes of a tensor's
-    numbers."""
+    """A storage in the stream of torch before 1.6, as pickle writes a tensor's numbers, too."""
     record = (
         b"("
         + plain("storage")

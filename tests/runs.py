@@ -1,5 +1,4 @@
-"""A tiny data set and experiment on disk, and the commands run on it. Its fixtures are those of
-tests/conftest.py."""
+"""A tiny data set and experiment on disk, and commands run on it; fixtures of conftest.py."""
 
 import functools
 import importlib.util
@@ -109,8 +108,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_module(forks):
-    """(module, *arguments) -> the finished module of experiments, or `fedjax-ht MODULE`. Its
-    figures are blank as files, unless `drawn`."""
+    """(module, *arguments) -> the finished process; figures are blank unless `drawn`."""
     start, home = forks
 
     def run(

@@ -101,8 +101,7 @@ def _with_fields(hint: Any) -> Any:
 
 @functools.cache
 def _arrays(kind: type) -> dict[str, Any]:
-    """Returns the annotations of a NamedTuple's fields that are of arrays, by name; none of other
-    classes."""
+    """Returns the annotations of a NamedTuple's fields that are of arrays, by name."""
     if not issubclass(kind, tuple) or not kind.__module__.startswith("fedjax_ht."):
         return {}
     hints = get_type_hints(kind, include_extras=True).items()

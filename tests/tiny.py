@@ -88,8 +88,7 @@ def flat_params(params) -> dict[str, np.ndarray]:
 
 
 def flat_pair(client, beside=None) -> dict[str, dict]:
-    """The two models of a client with an auxiliary one, and what trains beside them, as the
-    references name them."""
+    """The two models of a client, and what trains beside, by the references' names."""
     shared = client["shared"]["params"]
     models = {"own": flat_params(client["params"]), "shared": flat_params(shared)}
     if beside is None:
@@ -117,8 +116,7 @@ def check_equal(a, b) -> None:
 def client_data(
     labels, indices=None, shape=(2, 2, 1), mean=0.4, std=0.3, seed=0, padding: int = 0
 ) -> Data:
-    """Random images with the given labels; the client trains on `indices` (all by default), padded
-    by `padding`."""
+    """Random images with these labels; the client trains on `indices`, by default all."""
     labels = np.asarray(labels, np.int32)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), *shape), np.uint8)
     indices = np.arange(len(labels)) if indices is None else np.asarray(indices)
@@ -181,8 +179,7 @@ def _played(method, bucket, client, downlink, data, ctx):
 
 
 def play(method, client, downlink, *, data=DATA, ctx=None, bucket=BUCKET):
-    """Receives and trains, as client 0 that was reached before; returns the received state, the
-    trained state, uplink and metrics."""
+    """Receives and trains, as client 0; returns received and trained state, uplink and metrics."""
     ctx = context(0, last_round=0) if ctx is None else ctx
     return _played(method, bucket, client, downlink, data, ctx)
 

@@ -25,8 +25,7 @@ TRAINING = LocalTraining(optax.sgd(0.01), batch_size=32, drop_remainder=False)
 
 @functools.cache
 def samples() -> tuple[Dataset, Partition]:
-    """One image for each class of a client; client i has the classes 5 i and up and as many of the
-    others by chance."""
+    """One image for each class of a client; client i has classes 5 i and up, others by chance."""
     rng = np.random.default_rng(0)
     owned = [
         np.union1d(rng.integers(0, CLASSES, 60), np.arange(5 * i, 5 * i + 5))

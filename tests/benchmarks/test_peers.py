@@ -1,5 +1,4 @@
-"""The protocols that are played beside peers: layouts, shapes, marks, and a round of ours against
-NumPy."""
+"""The protocols beside peers: layouts, shapes, marks, and a round of ours against NumPy."""
 
 import importlib
 import sys

@@ -10,14 +10,7 @@ import optax
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.inputs import (
-    AsStored,
-    Pixels,
-    abstract,
-    pixels_of,
-    shape_of,
-    zeros,
-)
+from fedjax_ht.core.inputs import AsStored, Pixels, abstract, pixels_of, shape_of, zeros
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -6,12 +7,18 @@ import numpy as np
 import optax
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.core.batches import class_means, shuffled, sum_by_class, take_batch
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining, Loss, label_counts, num_steps, train
 from fedjax_ht.core.samples import Split
 from fedjax_ht.losses import cross_entropy
+from fedjax_ht.simulation.lanes import simulation_lanes
+from fedjax_ht.simulation.simulation import batch_notes
 from tests import tiny
+from tests.federations import ASSIGNMENT, TRAINING, federation_data, mixed_federation
 from tests.reference import linear_client
+from tests.tiny import client_data, context, linear_federation
 
 KEY = jax.random.key(7)
 SAMPLES, MOST_STEPS = 8, 8
@@ -139,8 +146,7 @@ def test_without_shuffle_samples_come_in_stored_order():
 
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
-    """The batches are those of one iterator that never ends; so all samples are seen, and their
-    labels counted."""
+    """The batches are those of one iterator that never ends, and their labels are counted."""
     training, counts = recipe(steps=2, shuffle=False, drop_remainder=drop_remainder), [8, 7, 2, 0]
     full = {True: [[0, 1, 2], [3, 4, 5]], False: [[0, 1, 2], [3, 4, 5], [6, 7, -1]]}[drop_remainder]
     released = {8: full, 7: full[:2], 2: [[0, 1, -1]], 0: []}
@@ -219,8 +225,7 @@ CLASSES, DIM, WIDTH = 4, 4, 3
 
 @pytest.fixture(scope="module")
 def linear_run():
-    """A linear softmax model trained for two epochs, its last batches masked; whatever is masked is
-    NaN."""
+    """A linear softmax model trained for two epochs; what is masked is NaN."""
     rng = np.random.default_rng(0)
     shapes = {
         "base_kernel": (DIM, WIDTH),
@@ -313,9 +318,67 @@ def test_take_batch_normalises_and_masks():
 
 def test_an_optimiser_that_needs_more_than_gradients_is_refused_at_once():
     for optimizer in (optax.lbfgs(0.1), optax.chain(optax.clip(1.0), optax.polyak_sgd())):
-        with pytest.raises(
-            ValueError, match=r"optimizer needs 'value'.* clients give gradients alone"
-        ):
+        message = r"optimizer needs 'value'.* clients give gradients alone"
+        with pytest.raises(ValueError, match=message):
             LocalTraining(optimizer)
     parts = {"a": optax.sgd(0.1), "b": optax.adam(0.1)}  # of parameters of its own form
     LocalTraining(optax.multi_transform(parts, {"a": "a", "b": "b"}))
+
+
+SLOW = dataclasses.replace(TRAINING, optimizer=optax.adam(0.01), batch_size=2, epochs=3)
+
+
+def test_a_client_trains_by_the_recipe_of_its_architecture():
+    federation, data = linear_federation(), client_data([0, 1, 2, 3, 1])
+    first, second = federation.buckets
+    method = fl.by_architecture(fl.local, {first.name: SLOW, "*": TRAINING})
+    for bucket, recipe in ((first, SLOW), (second, TRAINING)):
+        assert method.training_of(bucket.name) is recipe
+        arguments = init_variables(bucket, jax.random.key(0)), (), data, context(0)
+        programs = [
+            jax.jit(functools.partial(each.client_update, bucket)).lower(*arguments).as_text()
+            for each in (method, fl.local(recipe))
+        ]
+        assert programs[0] == programs[1]
+
+
+def test_flops_follow_the_recipe_of_each_architecture():
+    federation = mixed_federation()
+    data = federation_data(federation)
+    long = dataclasses.replace(TRAINING, epochs=3)
+    methods = fl.local(TRAINING), fl.by_architecture(fl.local, {"wide": long, "*": TRAINING})
+    flops = []
+    for method in methods:
+        flops.append(fl.make_simulation(method, federation, data).client_flops())
+    times = np.where(np.array(ASSIGNMENT) == "wide", 3, 1)
+    np.testing.assert_array_equal(flops[1], times * flops[0])
+
+
+def test_lanes_and_notes_take_the_recipe_of_each_architecture():
+    federation = linear_federation()
+    counts = np.array([4, 4, 4, 4])
+    method = fl.by_architecture(fl.local, {"linear1": SLOW, "*": TRAINING})
+    options = fl.SimulationOptions(devices=1)
+    assert simulation_lanes(federation, counts, method, options) == {"linear0": 1, "linear1": 1}
+    assert batch_notes(federation, method, counts) == []
+    assert num_steps(method.training_of("linear1"), 4) == 6
+
+
+def test_numbers_of_the_method_vary_under_all_recipes():
+    def make(settings):
+        return fl.fedproto(TRAINING, weight=settings["weight"])
+
+    method = fl.by_architecture(
+        lambda recipe: fl.varied(make, {"weight": 1.0})._replace(training=recipe),
+        {"wide": SLOW, "*": TRAINING},
+    )
+    assert method.at({"weight": 2.0}).training_of("narrow") is TRAINING
+
+
+def test_a_recipe_for_all_others_is_needed_and_names_are_those_of_the_federation():
+    with pytest.raises(ValueError, match="training has recipes of wide; it must have one of '\\*'"):
+        fl.by_architecture(fl.local, {"wide": SLOW})
+    federation = mixed_federation()
+    method = fl.by_architecture(fl.local, {"wild": SLOW, "*": TRAINING})
+    with pytest.raises(ValueError, match="training has a recipe of 'wild'; did you mean 'wide'"):
+        fl.make_simulation(method, federation, federation_data(federation))

@@ -1,5 +1,4 @@
-"""CPU devices have one memory: images lie there once, and uplinks are gathered by one copy. Tested
-on two devices in separate processes."""
+"""Images lie once in the memory that CPU devices share, tested on two devices."""
 
 import subprocess
 import sys
@@ -39,7 +38,6 @@ there = share(client_mesh(), dataset.inputs)
 given[...] = 0
 np.testing.assert_array_equal(there, images)
 """
-
 
 GATHERED = """
 import jax, ml_dtypes, numpy as np

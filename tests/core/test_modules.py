@@ -89,6 +89,7 @@ def bucket_of(module: nn.Module) -> fl.Bucket:
     return fl.make_federation({"m": module}, (6,), 3, num_clients=1).buckets[0]
 
 
+BY_BATCH = nn.BatchNorm(use_running_average=False)
 FROZEN, FIXED = nn.BatchNorm(use_running_average=True), nn.Dropout(0.5, deterministic=False)
 REFUSED = {
     "class": (lambda: Plain, "model 'm' is the class Plain; give an instance: Plain(...)"),
@@ -97,8 +98,8 @@ REFUSED = {
     "class of a base": (lambda: fl.SplitModel(Plain, HEAD), "SplitModel's base is the class Plain"),
     "class of a head": (lambda: fl.SplitModel(Plain(), nn.Dense), "SplitModel's head is the class"),
     "statistics": (
-        lambda: fl.SplitModel(Plain(nn.BatchNorm(use_running_average=False)), HEAD),
-        "model 'm' normalises by the batch that it sees",
+        lambda: fl.SplitModel(Plain(BY_BATCH), HEAD),
+        "model 'm' normalises by the batch",
     ),
     "collection": (lambda: fl.SplitModel(Plain(Scaled()), HEAD), "model 'm' keeps base/last/scale"),
     "norm in the head": (
@@ -142,18 +143,16 @@ def test_a_part_of_flax_nnx_is_refused_and_its_bridge_works():
     variables = fl.init_variables(bucket, jax.random.key(0))
     out, stats = run(bucket, variables, True)
     assert out.shape == (4, 8)
-    assert not np.array_equal(
-        *(tree["base"]["norm"]["mean"] for tree in (stats, variables["stats"]))
-    )
+    means = [tree["base"]["norm"]["mean"] for tree in (stats, variables["stats"])]
+    assert not np.array_equal(*means)
 
 
 X, MASK = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32), np.ones(4, bool)
 
 
 def run(bucket, variables, train: bool, key=None):
-    return fl.features(
-        bucket, variables["params"], variables["stats"], X, MASK, train=train, key=key
-    )
+    params, stats = variables["params"], variables["stats"]
+    return fl.features(bucket, params, stats, X, MASK, train=train, key=key)
 
 
 @pytest.mark.parametrize(
@@ -186,31 +185,16 @@ class Four(nn.Module):
         return nn.Dense(4)(x.reshape(-1, height * width * channels))
 
 
+INVERSE = nn.Sequential((nn.Dense(4), jnp.linalg.inv))
 UNFIT = {  # base, shape of a sample -> start of the message
-    "rows for a convolution": (
-        nn.Conv(4, (3, 3)),
-        (6,),
-        "model 'm': base takes samples with 3 axes, channels last; found (6,); give inputs an axis",
-    ),
-    "images without channels": (
-        nn.Conv(4, (3, 3)),
-        (8, 8),
-        "model 'm': base takes samples with 3 axes, channels last; found (8, 8); give",
-    ),
-    "rows for a recurrent layer": (
-        nn.RNN(nn.LSTMCell(3)),
-        (6,),
-        "model 'm': base takes samples with 2 axes, channels last; found (6,)",
-    ),
-    "other axes": (
-        Four(),
-        (6,),
-        "model 'm' fails on a sample of shape (6,), ValueError: not enough values to unpack",
-    ),
+    "rows for a convolution": (nn.Conv(4, (3, 3)), (6,), "model 'm': base takes samples with 3"),
+    "images without channels": (nn.Conv(4, (3, 3)), (8, 8), "model 'm': base takes samples with 3"),
+    "rows for a recurrent layer": (nn.RNN(nn.LSTMCell(3)), (6,), "model 'm': base takes samples"),
+    "other axes": (Four(), (6,), "model 'm' fails on a sample of shape (6,), ValueError: not"),
     "other error": (
-        nn.Sequential((nn.Dense(4), jnp.linalg.inv)),
+        INVERSE,
         (6,),
-        "model 'm' fails on a sample of shape (6,), ValueError: Argument to inv must have shape",
+        "model 'm' fails on a sample of shape (6,), ValueError: Argument",
     ),
 }
 

@@ -1,5 +1,4 @@
-"""Sums and sorts over clients: the plain ones; what weighs nothing is never read; all forms are one
-function."""
+"""Sums and sorts over clients: what weighs nothing is never read; all forms are one function."""
 
 import jax
 import jax.numpy as jnp

@@ -11,6 +11,8 @@ from fedjax_ht.core.batches import class_sums, shuffled
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.round import Participant, view
 from fedjax_ht.core.server_training import compact
+from fedjax_ht.losses import cross_entropy, masked_mean
+from fedjax_ht.ops import pairwise_distance
 
 BATCH = fl.Batch(jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
 COUNTS = np.zeros(5, np.int32)
@@ -18,7 +20,6 @@ SPLITS = fl.Split(np.zeros((5, 4), np.int32), COUNTS)
 DATA = fl.Data(np.ones((9, 2)), np.zeros(9, np.int32), lambda x: x, {"train": SPLITS})
 INFO = ClientInfo(np.int32(3), np.int32(4), np.int32(-1))
 CLIENT = Participant(np.int32(1), INFO, valid=np.True_, dropped=np.False_)
-
 
 CALLS = {
     "no mask": lambda: class_sums(jnp.ones((3, 2)), BATCH._replace(mask=jnp.ones(3)), 2),
@@ -37,3 +38,24 @@ CALLS = {
 def test_another_shape_or_dtype_is_refused(kind):
     with pytest.raises(TypeCheckError):
         CALLS[kind]()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pairwise_distance(jnp.ones((2, 3)), jnp.ones((4, 2))),
+        lambda: masked_mean(jnp.ones(3), jnp.ones(2, bool)),
+        lambda: masked_mean(jnp.ones(3), jnp.ones(3)),
+        lambda: cross_entropy(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(2, bool)),
+        lambda: jax.eval_shape(cross_entropy, np.ones((2, 3)), np.ones(3, int), np.ones(2, bool)),
+    ],
+    ids=["widths", "lengths", "no mask", "no labels", "in a trace"],
+)
+def test_other_arrays_are_refused(call):
+    with pytest.raises(TypeCheckError):
+        call()
+
+
+def test_clients_side_by_side_are_checked_one_by_one():
+    values, masks = jnp.ones((5, 3)), jnp.ones((5, 3), bool)
+    assert jax.eval_shape(jax.vmap(masked_mean), values, masks).shape == (5,)

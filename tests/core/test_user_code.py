@@ -57,10 +57,7 @@ def test_models_of_a_file_in_the_current_folder(user_modules):
         ("of_no_user:models", "model group 'of_no_user:models': there is no module of_no_user in "),
         ("of_a_bad_user:models", "model group 'of_a_bad_user:models' raises ZeroDivisionError"),
         ("of_a_user:model", "has no function model; did you mean 'models'? Its functions are"),
-        (
-            "of_a_user:numbers",
-            "model 'of_a_user:numbers: one' is a builtins.int; it must be a Flax",
-        ),
+        ("of_a_user:numbers", "model 'of_a_user:numbers: one' is a builtins.int;"),
         ("of_a_user:nothing", "'of_a_user:nothing' returns an empty dict; it must return a dict"),
         ("of_a_user:broken", "model group 'of_a_user:broken' raises KeyError: 'feature_dim'"),
         ("of_a_user:", "unknown model group 'of_a_user:'; the groups are "),

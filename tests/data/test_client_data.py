@@ -41,8 +41,7 @@ def test_indices_are_padded_per_bucket():
 
 
 def test_evaluated_samples_are_mixed():
-    """Partitions list a client's samples class by class; batch statistics of sorted batches would
-    be of few classes."""
+    """Partitions list samples by class; sorted batches would be of few classes."""
     labels = np.repeat([0, 1, 2], 80)
     dataset = Dataset("d", np.zeros((240, 2, 2, 1), np.uint8), labels, ("a", "b", "c"))
     rows = [np.arange(i, 240, 3) for i in range(3)]
@@ -126,38 +125,37 @@ def test_the_callers_arrays_stay_writable():
         dataset.labels[0] = 1
 
 
+NUMBERED = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
+OFFICIAL = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
+WHOLE = dataclasses.replace(DATASET, inputs=NUMBERED, official=OFFICIAL)
+
+
 def test_a_subset_keeps_order_and_the_publishers_sets():
-    images = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
-    official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
-    whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
-    few = subset(whole, 6, seed=0)
+    few = subset(WHOLE, 6, seed=0)
     kept = few.inputs[:, 0, 0, 0].astype(int)
     assert (np.diff(kept) > 0).all() and len(kept) == 6
     np.testing.assert_array_equal(few.labels, kept % 3)
-    for name, index in official.items():
+    for name, index in OFFICIAL.items():
         assert kept[few.official[name]].tolist() == [i for i in index if i in kept]
-    np.testing.assert_array_equal(subset(whole, 6, seed=0).inputs, few.inputs)
-    assert any((subset(whole, 6, seed).inputs != few.inputs).any() for seed in range(1, 5))
+    np.testing.assert_array_equal(subset(WHOLE, 6, seed=0).inputs, few.inputs)
+    assert any((subset(WHOLE, 6, seed).inputs != few.inputs).any() for seed in range(1, 5))
     with pytest.raises(ValueError, match="subset is 10; it must be from 1 to the 9 samples of d"):
-        subset(whole, 10, seed=0)
+        subset(WHOLE, 10, seed=0)
     with pytest.raises(ValueError, match="come with their samples"):
-        subset(dataclasses.replace(whole, clients=CLIENTS), 6, seed=0)
+        subset(dataclasses.replace(WHOLE, clients=CLIENTS), 6, seed=0)
 
 
 def test_some_classes_keep_order_and_the_publishers_sets():
-    images = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
-    official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
-    whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
-    few = of_classes(whole, ("c", "a"))
+    few = of_classes(WHOLE, ("c", "a"))
     assert few.inputs[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
     assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert sets(few) == {"train": [5, 0, 1, 2], "test": [3, 4]}
     with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):
-        of_classes(whole, ("a", "x"))
+        of_classes(WHOLE, ("a", "x"))
     with pytest.raises(ValueError, match="classes has a name twice"):
-        of_classes(whole, ("a", "a"))
+        of_classes(WHOLE, ("a", "a"))
     with pytest.raises(ValueError, match="come with their samples"):
-        of_classes(dataclasses.replace(whole, clients=CLIENTS), ("a",))
+        of_classes(dataclasses.replace(WHOLE, clients=CLIENTS), ("a",))
 
 
 LABELS = np.arange(12) % 3
@@ -185,10 +183,7 @@ MASK = np.arange(12) < 3
         (FIRST._replace(train=np.array([4, 2, 4, 2])), "train has sample 2 twice; give each"),
         (ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])), "sample 1 is in train"),
         (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
-        (
-            FIRST._replace(train=MASK),
-            r"train is a numpy.ndarray, bool \[12\]; .* np.flatnonzero\(mask\)",
-        ),
+        (FIRST._replace(train=MASK), r"train is a numpy.ndarray, bool \[12\]"),
         (FIRST._replace(train=[True, False]), "train is a list, bool"),
         (FIRST._replace(train=np.array([0.5])), r"train is a numpy.ndarray, float64 .* integers"),
         (FIRST._replace(train=np.array([0.0])), "train is a numpy.ndarray, float64"),
@@ -266,18 +261,9 @@ def test_a_hopeless_split_is_refused(clients, message):
 
 
 NOTED = {
-    "3 samples that some clients train on test others, first sample 0; ": (
-        FIRST,
-        SECOND._replace(test=FIRST.train),
-    ),
-    "2 samples are train samples of several clients, first sample 1;": (
-        FIRST,
-        SECOND._replace(train=np.array([1, 2, 6])),
-    ),
-    "3 samples are test samples of several clients, first sample 3;": (
-        FIRST,
-        SECOND._replace(test=FIRST.test),
-    ),
+    "3 samples that some clients train on test others": (FIRST, SECOND._replace(test=FIRST.train)),
+    "2 samples are train samples of several": (FIRST, SECOND._replace(train=np.array([1, 2, 6]))),
+    "3 samples are test samples of several clients": (FIRST, SECOND._replace(test=FIRST.test)),
     "client 1 of 2 without training samples": (FIRST, SECOND._replace(train=[])),
     "client 0 of 2 without test samples": (FIRST._replace(test=[]), SECOND),
     "client 0 of 2 with test samples of classes without training samples there, 16.7 points of the "

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.data.partition import (
-    check_partition,
-    class_counts,
-    make_partition,
-)
+from fedjax_ht.data.partition import check_partition, class_counts, make_partition
 from fedjax_ht.data.partition.kinds import pathological
 from tests.data.test_partition import SETS, counts_of, sizes, used
 from tests.lab.readers.toy_dataset import make_dataset
@@ -29,9 +25,8 @@ def test_dirichlet_skew_and_minimum(kind):
     dataset = make_dataset([300] * 5)
 
     def largest_class(alpha):  # mean share of a client's commonest class
-        counts = counts_of(
-            dataset, make_partition(kind, dataset, 10, alpha=alpha, min_samples=15), *SETS
-        )
+        partition = make_partition(kind, dataset, 10, alpha=alpha, min_samples=15)
+        counts = counts_of(dataset, partition, *SETS)
         assert counts.sum() == 1500 and counts.sum(1).min() >= 15
         return (counts.max(1) / counts.sum(1)).mean()
 
@@ -42,9 +37,8 @@ def test_dirichlet_skew_and_minimum(kind):
 @pytest.mark.parametrize("kind, gated", [("practical", True), ("dirichlet", False)])
 def test_only_practical_gates_full_clients(kind, gated):
     dataset = make_dataset([100] * 20)
-    counts = counts_of(dataset, make_partition(kind, dataset, 10, min_samples=10), *SETS)[
-        :-1
-    ]  # the last takes roundings
+    counts = counts_of(dataset, make_partition(kind, dataset, 10, min_samples=10), *SETS)
+    counts = counts[:-1]  # the last takes roundings
     held_before = np.cumsum(counts, axis=1) - counts
     assert np.any(counts[held_before >= 200]) != gated
 
@@ -93,9 +87,8 @@ def test_dfrd_holds_out_a_share_of_each_client_s_training_samples():
 )
 def test_class_shares_one_plan_for_three_sets(num_clients, num_classes, each, owners):
     dataset = make_dataset([6000 // num_classes * 5] * num_classes, test_share=1 / 3)
-    partition = make_partition(
-        "class_shares", dataset, num_clients, classes_per_client=each, val_size=9000
-    )
+    options = {"classes_per_client": each, "val_size": 9000}
+    partition = make_partition("class_shares", dataset, num_clients, **options)
     train, val, test = (counts_of(dataset, partition, s) for s in SETS)
     assert val.sum() == 9000 and test.sum() == len(dataset.official["test"])
     assert train.sum() == len(dataset.official["train"]) - 9000
@@ -130,9 +123,8 @@ def test_class_shares_of_merged_samples_split_each_client_s_own():
 def test_class_shares_take_a_class_with_most_shares_left():
     dataset = make_dataset([300] * 10, test_share=1 / 3)
     for seed in range(5):
-        train = class_counts(
-            dataset.labels, make_partition("class_shares", dataset, 20, seed, val_size=10)
-        )
+        partition = make_partition("class_shares", dataset, 20, seed, val_size=10)
+        train = class_counts(dataset.labels, partition)
         # each class is taken once before any is taken again
         for half in (train[:5], train[5:10]):
             assert np.all((half > 0).sum(0) == 1)
@@ -140,11 +132,11 @@ def test_class_shares_take_a_class_with_most_shares_left():
 
 def test_class_shares_of_a_class_taken_twice_add_up():
     dataset = make_dataset([300] * 3, test_share=1 / 3)
-    trains = [
-        class_counts(dataset.labels, make_partition("class_shares", dataset, 6, seed, val_size=10))
-        for seed in range(9)
-    ]
-    alone = [row.sum() for train in trains for row in train if np.count_nonzero(row) == 1]
+    alone = []
+    for seed in range(9):
+        partition = make_partition("class_shares", dataset, 6, seed, val_size=10)
+        train = class_counts(dataset.labels, partition)
+        alone += [row.sum() for row in train if np.count_nonzero(row) == 1]
     # two shares of four, in the worst ratio
     assert alone and min(alone) > 2 * 190 * 0.4 / (0.4 + 0.6 * 3)
 
@@ -165,8 +157,7 @@ def test_few_shot_counts():
 
 
 def test_few_shot_with_small_test_sets():
-    """FedKTL's Table 9: of three images a class two are for training; 100 classes then test on 100
-    images."""
+    """FedKTL's Table 9: of three images a class two are for training, one for tests."""
     dataset = make_dataset([10] * 100)
     partition = make_partition("few_shot", dataset, 2, shots=2, test_shots=1)
     assert np.all(counts_of(dataset, partition, "train") == 2)
@@ -199,9 +190,8 @@ def test_class_counts():
 
 def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
     labels = np.arange(31) % 3  # 11, 10 and 10 samples, each for three clients
-    parts = pathological(
-        labels, 3, 3, np.random.RandomState(0), classes_per_client=3, balanced=True
-    )
+    draws = np.random.RandomState(0)
+    parts = pathological(labels, 3, 3, draws, classes_per_client=3, balanced=True)
     assert [len(part) for part in parts] == [9, 9, 13]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(31))
 
@@ -213,30 +203,19 @@ def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
         ("practical", {"beta": 1}, "'practical' has no option 'beta'; it has alpha, min_samples"),
         ("given", {"alpha": 1}, "'given' has no option 'alpha'; it has none"),
         ("dfrd", {"train_share": 0.1}, "has no option 'train_share'; .* It has alpha, min_samples"),
-        ("dfrd", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
-        ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
-        ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
-        ("dirichlet", {"alpha": "0.1"}, "alpha is '0.1'; it must be a number"),
         ("dirichlet", {"min_samples": None}, "min_samples is None; it must be an integer of at"),
-        ("practical", {"max_tries": 0}, "max_tries is 0"),
         ("pathological", {"classes_per_client": 11}, "classes_per_client is 11; it must be at"),
-        ("pathological", {"classes_per_client": 0}, "classes_per_client is 0; it must be an"),
         ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10"),
-        ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
         ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share"),
-        ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and"),
-        ("iid", {"val_share": -0.1}, "val_share is -0.1"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
-        ("iid", {"train_share": 0.0}, "train_share is 0.0; it must be a number above 0 and at"),
         ("iid", {"sets": "official", "train_share": 0.8}, "set val_share only"),
         ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
         ("iid", {"stratified": "no"}, "stratified is 'no'; it must be True or False"),
-        ("few_shot", {"shots": 0}, "shots is 0"),
-        ("few_shot", {"test_shots": 0}, "test_shots is 0; it must be an integer of at least 1"),
     ],
 )
 def test_check_names_the_bad_setting(kind, options, message):
+    """Numbers beyond their bounds are in tests/lab/runs/test_every_number.py."""
     with pytest.raises(ValueError, match=message) as error:
         check_partition(kind, 4, 10, **options)
     assert "\n" not in str(error.value)
@@ -258,12 +237,7 @@ def test_check_number_of_clients(num_clients):
         ("dfrd", 2, {}, "toy has no official train set"),
         ("class_shares", 2, {}, "toy has no official train set"),
         ("given", 2, {}, "toy came without a split into clients; choose one of pathological"),
-        (
-            "few_shot",
-            3,
-            {"shots": 4},
-            "class 0 has 10 samples, but 4 shots and 0 test_shots for 3 clients are 12",
-        ),
+        ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots and 0 test_shots for 3"),
         ("few_shot", 3, {"shots": 2, "test_shots": 2}, "class 0 has 10 samples, but 2 shots and"),
         ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share"),
         ("iid", 21, {}, "leaves some of 21 clients without training samples; toy has 20 samples"),
@@ -277,9 +251,8 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "practical", "pathological"])
 def test_more_clients_than_samples_are_refused_at_once(kind):
-    with pytest.raises(
-        ValueError, match=f"{kind}' leaves some of 20000 clients without.*: lower num_clients$"
-    ):
+    message = f"{kind}' leaves some of 20000 clients without.*: lower num_clients$"
+    with pytest.raises(ValueError, match=message):
         make_partition(kind, make_dataset([5000, 5000]), 20_000)
 
 

@@ -7,8 +7,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)#?([\w-]*)\)")
 
 
 def assert_links_lead_to_headings(page: Path) -> None:
-    """Checks that every relative link of a page has its file and, where it names one, its
-    heading."""
+    """Checks that every relative link of a page has its file and its heading."""
     for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in path:
             continue

@@ -1,5 +1,4 @@
-"""docs/coming_from_htfllib.md: every name in a column "here" is one that the code has, and the
-config there runs."""
+"""docs/coming_from_htfllib.md: its names are the code's, and the config there runs."""
 
 import dataclasses
 import inspect
@@ -49,8 +48,7 @@ def rows() -> list[tuple[str, str]]:
 
 
 def is_known(name: str, cell: str) -> bool:
-    """Returns True for a name in backticks that the code has; options belong to a method or
-    partition in the same cell."""
+    """Returns True for a name that the code has; options are those of the cell's methods."""
     if option := re.fullmatch(r"method\.options\.(\w+)", name):
         owners = [method for method in METHODS if f"`{method}`" in cell]
         return bool(owners) and all(

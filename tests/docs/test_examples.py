@@ -1,10 +1,18 @@
 """The examples of the documentation run as they stand there."""
 
+import doctest
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.registered import nothing_registered
 
@@ -16,8 +24,7 @@ def blocks(page: str) -> list[str]:
 
 
 def execute(*code: str) -> dict:
-    """Runs blocks one after another; returns the names they define. What they register is
-    forgotten."""
+    """Runs blocks one after another; returns their names, and forgets what they register."""
     names: dict = {}
     with nothing_registered():
         exec(compile("\n".join(code), "documentation", "exec"), names)
@@ -112,3 +119,47 @@ def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch, blank_pictures
     train = sum(len(client.train) for client in result.experiment.partitions[0])
     models = {b.name for b in result.experiment.runs["fedssa"].federation.buckets}
     assert (train, models) == (2994, {"small_12", "small_4", "small_8"})
+
+
+NAMESPACES = (fl, fl.losses, fl.models, fl.generators, fl.trust)
+NAMES = {"fl": fl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
+NOT_ALONE = ("copy_state", "run")  # their examples go on with a simulation
+
+
+def public_values() -> dict[str, Any]:
+    """Returns the functions and classes that are public, by name."""
+    values = {}
+    for namespace in NAMESPACES:
+        for name in namespace.__all__:
+            if callable(value := getattr(namespace, name)):
+                values[name] = value
+    return values
+
+
+PUBLIC = public_values()
+
+
+def with_example(name: str) -> bool:
+    """Returns whether a public name, or a method of a public class, has an example."""
+    value = PUBLIC[name]
+    texts = [inspect.getdoc(value)]
+    if inspect.isclass(value):
+        texts += [inspect.getdoc(member) for member in vars(value).values()]
+    return any(">>>" in text for text in texts if text)
+
+
+EXAMPLES = [name for name in PUBLIC if with_example(name) and name not in NOT_ALONE]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_a_docstring_run(name):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    runner = doctest.DocTestRunner(optionflags=flags)
+    messages = []
+    value = PUBLIC[name]
+    names = vars(inspect.getmodule(value)) | NAMES
+    examples = doctest.DocTestFinder().find(value, name, module=False, globs=names)
+    with nothing_registered():
+        for test in examples:
+            runner.run(test, out=messages.append)
+    assert not runner.summarize(verbose=False).failed, "".join(messages)

@@ -27,8 +27,7 @@ def part(table: str) -> str:
     ids=["some", "all"],
 )
 def test_the_tables_are_those_of_the_methods(monkeypatch, traced):
-    """Fields of messages are read from traces of some methods; those of all are in the contract
-    suite, too."""
+    """Messages' fields are read from traces of some methods; the contract suite has all."""
     monkeypatch.syspath_prepend(DOCS)
     tables = importlib.import_module("method_tables")
     fields = dict(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments import leaks_table
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.report import FAR_OFF
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 
@@ -244,8 +246,7 @@ CSVS = [*sorted(RESULTS.glob("class_shares*.csv")), RESULTS / "fedral_blocks.csv
 
 @pytest.mark.parametrize("path", CSVS, ids=lambda path: path.stem)
 def test_fedrals_bytes_are_those_of_its_numbers(path):
-    """Ten clients a round send r^2 / m numbers of four bytes, r being 500 for CIFAR-10 and 50 for
-    Fashion-MNIST, and receive as many; no index travels with them."""
+    """Ten clients a round send and receive r^2 / m numbers; r is 500 for CIFAR-10, else 50."""
     with path.open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["method"].startswith("fedral")]
     for row in rows:
@@ -290,3 +291,17 @@ def test_inversions_of_single_images():
     lines = set((RESULTS / "leaks.md").read_text(encoding="utf-8").splitlines())
     table = leaks_table.markdown([row for row in rows if row.round == 1]).splitlines()
     assert table[2:] and [line for line in table[2:] if line not in lines] == []
+
+
+FILE = Path(__file__).parents[2] / "benchmarks/results/honest_uploads.csv"
+
+
+def test_no_honest_upload_was_refused_or_named():
+    with FILE.open() as file:
+        rows = list(csv.DictReader(file))
+    sizes, scores = ([row for row in rows if row["measure"] == x] for x in ("size", "score"))
+    assert max(float(row["largest"]) for row in sizes) < 30
+    assert SimulationOptions().refuse_outliers == 1000
+    assert max(float(row["largest"]) for row in scores) < FAR_OFF
+    assert not any(int(row["beyond 30"]) for row in sizes)
+    assert sum(int(row["beyond 10"]) for row in sizes) == 2

@@ -36,8 +36,7 @@ def default(rows, labels, mask):
 
 @pytest.mark.parametrize(("scale", "margin"), [(64.0, 0.5), (1.0, 0.0), (8.0, 2.0)])
 def test_arcface_equals_the_reference(scale, margin):
-    """Also where angle + margin passes pi: with 2 radians it does so for an angle above 65
-    degrees."""
+    """Also where angle + margin passes pi: with 2 radians above 65 degrees."""
     value, gradient = compiled(functools.partial(angular, scale=scale, margin=margin))(
         ROWS, LABELS, MASK
     )

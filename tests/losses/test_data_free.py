@@ -81,8 +81,7 @@ def test_transferability_equals_the_reference(selection):
 
 @pytest.mark.parametrize("selection", ["diamond", "nabla"])
 def test_transferability_as_printed(selection):
-    """Eq. 3, the default: KL(ensemble || global), a mean over the batch, by the teacher and by the
-    student."""
+    """Eq. 3: KL(ensemble || global), a mean over the batch, by the teacher and by the student."""
     args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
     got = compiled(transferability, selection=selection)(*args)
     agrees(got, lambda t: reference.l_tran(t, np.float64(STUDENT), LABELS, selection), TEACHER)
@@ -179,8 +178,7 @@ def test_printed_norms_are_those_of_norms_that_are_not_shrunk():
 
 @pytest.mark.parametrize("form", ["squares", "norms"])
 def test_diversity_is_safe(form):
-    """Value and gradient are finite where all points coincide, and where the printed exponent, of
-    whole images, is beyond float32."""
+    """Finite where all points coincide, and where the printed exponent is beyond float32."""
     loss = compiled(image_diversity, form=form)
     value, gradient = loss(np.full_like(IMAGES, 0.3), NOISE, MASK[:B])
     assert value > 0.99 and np.isfinite(gradient).all()

@@ -132,8 +132,7 @@ def test_a_convolution_costs_the_same_in_whichever_form_it_runs(monkeypatch, str
 
 @pytest.mark.parametrize("name, group", [("local", "cnn5"), ("fedproto", "cnn5"), ("fml", "mlp2")])
 def test_a_step_costs_what_xla_says(name, group):
-    """XLA takes a loop's body once and counts elementwise work too; here, of loops of unknown
-    length, the body too."""
+    """XLA takes a loop's body once and counts elementwise work; so here, of unknown length."""
     shape, samples = (28, 28, 1), 48
     federation = make_federation(model_group(group, 10, shape), shape, 10, 2)
     method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=16))
@@ -159,8 +158,7 @@ def test_a_step_costs_what_xla_says(name, group):
 
 
 def test_clients_of_a_federation():
-    """ "narrow" by hand: batches of four; a client below one batch takes one step on its samples,
-    without samples none."""
+    """ "narrow" by hand: batches of four, one step below a batch, none without samples."""
     federation = mixed_federation()
     flops = make_simulation(
         METHODS["local"](TRAINING), federation, federation_data(federation)

@@ -3,8 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.ops import adaptive_pool, max_pool, pairwise_distance, safe_norm
+from fedjax_ht.models.layers import Conv, Linear
+from fedjax_ht.ops import adaptive_pool, batch_norm, max_pool, pairwise_distance, product, safe_norm
 from tests.reference import conv as ref
+from tests.reference import norm as norm_reference
 from tests.reference import pool
 from tests.reference.distances import pairwise_distance as ref_distance
 
@@ -80,3 +82,153 @@ def test_safe_norm_has_zero_gradient_at_zero():
     assert value <= 1e-6
     np.testing.assert_array_equal(gradient, 0)
     np.testing.assert_allclose(safe_norm(jnp.float32(9.0)), 3, rtol=1e-6)
+
+
+RNG = np.random.default_rng(0)
+SHAPE = (6, 3, 2, 5)
+SCALE, BIAS = np.linspace(0.5, 2, 5), np.linspace(-1, 1, 5)
+# of y, mean and variance
+UPSTREAM = (RNG.normal(size=SHAPE), RNG.normal(size=5), RNG.normal(size=5))
+MASKS = {
+    "all": np.ones(6, bool),
+    "some": np.array([False, True, True, False, True, True]),
+    "one": np.array([False, False, True, False, False, False]),
+    "none": np.zeros(6, bool),
+}
+
+
+def normalised(x, scale, bias, mask):
+    return batch_norm(x, scale, bias, jnp.asarray(mask), 1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("mean", [0, 1000])
+def test_gradients_equal_the_references(mask, mean):
+    x = RNG.normal(mean, 2, SHAPE)
+    arguments = [jnp.float32(a) for a in (x, SCALE, BIAS)]
+    _, pull = jax.vjp(lambda *a: normalised(*a, mask), *arguments)
+    gradients = jax.jit(pull)(jax.tree.map(jnp.float32, UPSTREAM))
+    want = norm_reference.batch_norm_gradients(
+        np.float64(arguments[0]), mask, SCALE, BIAS, *UPSTREAM
+    )
+    for name, a, b in zip(("x", "scale", "bias"), gradients, want):
+        scale = np.abs(b).max() + 1e-3
+        np.testing.assert_allclose(
+            a / scale, b / scale, atol=2e-5 if mean < 1000 else 2e-3, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("mean", [0, 1000])
+def test_the_variance_does_not_cancel_where_the_mean_is_large(mean):
+    x = np.float32(RNG.normal(mean, 2, SHAPE))
+    _, computed, var = jax.jit(lambda x: normalised(x, SCALE, BIAS, MASKS["some"]))(x)
+    real = np.float64(x[MASKS["some"]])
+    np.testing.assert_allclose(computed, real.mean((0, 1, 2)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(var, real.var((0, 1, 2)), rtol=1e-5)
+
+
+def test_clients_side_by_side_are_normalised_apart():
+    x = np.float32(RNG.normal(size=(3, *SHAPE)))
+    masks = np.stack([MASKS["all"], MASKS["some"], MASKS["none"]])
+
+    def total(x, mask):
+        y, mean, var = normalised(x, SCALE, BIAS, mask)
+        return (y * UPSTREAM[0]).sum() + (mean * UPSTREAM[1]).sum() + (var * UPSTREAM[2]).sum()
+
+    together = jax.jit(jax.vmap(jax.grad(total)))(x, masks)
+    for lane in range(3):
+        np.testing.assert_allclose(
+            together[lane], jax.jit(jax.grad(total))(x[lane], masks[lane]), rtol=1e-4, atol=1e-5
+        )
+
+
+A, B, UPSTREAMS = (
+    RNG.normal(size=shape).astype(np.float32) for shape in ((7, 40), (40, 5), (7, 5))
+)
+
+
+def rounded(x):
+    """To the nearest number with eight bits of mantissa, ties to even, bit by bit."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return kept.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def value_and_gradients(precision):
+    with jax.default_matmul_precision(precision):
+        out, pull = jax.vjp(jax.jit(product), A, B)
+        return (out, *pull(UPSTREAMS))
+
+
+def test_factors_are_rounded_and_sums_are_not():
+    results = value_and_gradients("bfloat16")
+    a, b, upstream = map(rounded, (A, B, UPSTREAMS))
+    for got, want in zip(results, (a @ b, upstream @ b.T, a.T @ upstream)):
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_leading_axes_stay():
+    with jax.default_matmul_precision("bfloat16"):
+        a = jnp.float32(RNG.normal(size=(2, 3, 40)))
+        upstream = jnp.float32(RNG.normal(size=(2, 3, 5)))
+        out, pull = jax.vjp(product, a, B)
+        flat, pull_flat = jax.vjp(product, a.reshape(6, 40), B)
+        np.testing.assert_array_equal(out, flat.reshape(2, 3, 5))
+        for got, want in zip(pull(upstream), pull_flat(upstream.reshape(6, 5))):
+            np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
+def test_nothing_is_rounded_in_float32():
+    for got, want in zip(value_and_gradients("float32"), (A @ B, UPSTREAMS @ B.T, A.T @ UPSTREAMS)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+NARROW = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((24, 40), (40, 5), (24, 5)))
+
+
+def test_the_gradient_of_a_narrow_matrix_is_a_product_too():
+    a, b, upstream = NARROW
+    out, pull = jax.vjp(jax.jit(product), a, b)
+    for got, want in zip((out, *pull(upstream)), (a @ b, upstream @ b.T, a.T @ upstream)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "ins", "outs", "turned"),
+    [
+        ("cpu", 24, 40, 5, True),
+        ("cpu", 19, 40, 5, False),  # few rows
+        ("cpu", 24, 5, 6, False),  # a wide matrix
+        ("gpu", 24, 40, 5, False),
+    ],
+)
+def test_on_cpu_the_gradient_of_a_narrow_matrix_has_its_long_side_last(
+    monkeypatch, device, rows, ins, outs, turned
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    gradient = jax.grad(lambda b, a: jnp.sum(product(a, b) ** 2))
+    text = str(
+        jax.make_jaxpr(gradient)(
+            np.zeros((ins, outs), np.float32), np.zeros((rows, ins), np.float32)
+        )
+    )
+    assert ("optimization_barrier" in text) == turned
+
+
+def test_layers_follow_the_precision():
+    image = jnp.float32(RNG.normal(size=(2, 6, 6, 3)))
+    vector = jnp.float32(RNG.normal(size=(2, 30)))
+    for layer, x in ((Conv(4, 3), image), (Linear(4), vector)):
+        variables = layer.init(jax.random.key(0), x)
+        outputs = {}
+        for precision in ("float32", "bfloat16"):
+            with jax.default_matmul_precision(precision):
+                outputs[precision] = np.asarray(
+                    jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x)
+                )
+        error = (
+            np.abs(outputs["bfloat16"] - outputs["float32"]).max()
+            / np.abs(outputs["float32"]).max()
+        )
+        assert 1e-4 < error < 2e-2

@@ -1,5 +1,4 @@
-"""Recurrent layers beside a NumPy loop; gradients beside central differences, and beside what JAX
-derives."""
+"""Recurrent layers beside a NumPy loop; gradients beside differences and JAX's own."""
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +77,7 @@ def test_steps_that_are_padding_are_left_out(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_clients_side_by_side(cell):
-    """Every client has weights and lengths of its own; one number of steps serves all, so that
-    branches stay."""
+    """Every client has weights and lengths of its own; one number of steps serves all."""
     clients = [problem(cell, 10, seed) for seed in range(3)]
     weights, x = jax.tree.map(lambda *leaves: np.stack(leaves), *clients)
     lengths = np.array([[1, 3, 2], [5, 4, 1], [2, 2, 7]])

@@ -26,8 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @pytest.fixture
 def make(tmp_path):
-    """(whether python3-venv is installed) -> the finished `make`, whose environment is
-    `make.venv`."""
+    """(whether python3-venv is installed) -> the finished `make`, with environment `make.venv`."""
     python = tmp_path / "python3"
     python.write_text(PYTHON)
     python.chmod(0o755)
