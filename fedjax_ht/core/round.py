@@ -214,7 +214,7 @@ def client_step(
         received = call("receive", take, client, *inputs)
         trained, uplink, metrics = call("client_update", train, received, *inputs)
         uplink = call("uplink", transform, uplink, root, round, info)
-        finite, coded, crossed = wire.all_finite((trained, uplink)), None, uplink
+        finite, coded, crossed = wire.all_finite((trained, uplink, metrics)), None, uplink
         if (code := method.wire.code) is not None:
             encode, decode = (functools.partial(f, code, bucket) for f in (encoded, decoded))
             coded = crossed = call("encode", encode, uplink, downlink, root, round, info)

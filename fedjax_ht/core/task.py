@@ -134,8 +134,13 @@ def multi_label(num_labels: int) -> Task:
     Returns:
       The task. Its score is "micro_f1", of all labels together; "macro_f1" is the mean over labels,
       where one that is neither true nor predicted counts 0, and "exact" the share of samples with
-      all labels right.
+      all labels right. "map" is the mean over labels that some sample has of the average precision
+      sum_n (R_n - R_{n-1}) P_n, of precision and recall at the edges of 512 bins of the logits.
     """
+    bins, fine = (
+        512,
+        46,
+    )  # bins of asinh(8 z): 0.003 wide at z = 0, 0.35 at 16, where the last begins
 
     def loss(outputs, targets, mask):
         errors = optax.sigmoid_binary_cross_entropy(outputs, targets.astype(outputs.dtype))
@@ -154,7 +159,20 @@ def multi_label(num_labels: int) -> Task:
         said, true = (outputs > 0) & known, (targets > 0) & known
         rows = {"said": said, "true": true, "both": said & true}
         rows |= {"exact": jnp.all(said == true, -1) & mask}
-        return jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
+        rows = jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
+        # The average precision is no sum. That of binned scores is a function of counts, which are.
+        place = jnp.nan_to_num(fine * jnp.arcsinh(8 * outputs) + bins // 2)
+        place = jnp.clip(place, 0, bins - 1).astype(jnp.int32)
+        at = (targets > 0).astype(jnp.int32), jnp.arange(num_labels), place
+        counts = jnp.zeros((2, num_labels, bins), jnp.int32).at[at].add(known.astype(jnp.int32))
+        return rows | {"scores": counts}  # [true, label, bin]
+
+    def average_precision(scores: np.ndarray) -> np.ndarray:
+        without, having = np.moveaxis(np.cumsum(scores[..., ::-1], -1, dtype=np.float64), -3, 0)
+        gained = np.diff(having, prepend=0) / having[..., -1:]
+        precision = having / np.maximum(without + having, 1)
+        known = having[..., -1] > 0
+        return np.where(known, (gained * precision).sum(-1), 0).sum(-1) / known.sum(-1)
 
     def metrics(sums: PyTree, count: np.ndarray) -> dict[str, np.ndarray]:
         both, either = np.asarray(sums["both"]), np.asarray(sums["said"]) + np.asarray(sums["true"])
@@ -163,6 +181,7 @@ def multi_label(num_labels: int) -> Task:
                 "micro_f1": 2 * both.sum(-1) / either.sum(-1),
                 "macro_f1": np.where(either > 0, 2 * both / np.maximum(either, 1), 0).mean(-1),
                 "exact": np.asarray(sums["exact"]) / np.asarray(count),
+                "map": average_precision(np.asarray(sums["scores"])),
             }
 
     return Task(

@@ -54,7 +54,12 @@ def test_multi_label():
     outputs = RNG.normal(size=(10, 4)).astype(np.float32)
     targets[:, 3], outputs[:, 3] = 0, -1  # neither true nor predicted
     outputs[:2, :3] = 2 * targets[:2, :3] - 1  # two samples all right
+    bins = np.floor(46 * np.arcsinh(8 * outputs)) + 0.5
+    outputs = (np.sinh(bins / 46) / 8).astype(np.float32)  # the middles of bins
+    outputs[3:5, 0] = 17, 40  # of one bin, the last
     expected = task_metrics.multi_label(outputs[:-1] > 0, targets[:-1])
+    placed = np.clip(outputs[:-1], None, 16)
+    expected["map"] = task_metrics.average_precision(placed, targets[:-1])
     for parts in ([slice(None)], [slice(0, 7), slice(7, 10)]):
         found = measured(task, outputs, targets, parts)
         np.testing.assert_allclose([*found.values()], [*expected.values()], rtol=1e-12)

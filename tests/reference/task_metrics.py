@@ -29,6 +29,21 @@ def multi_label(predictions, targets):
     return {"micro_f1": 2 * both / either, "macro_f1": np.mean(f1), "exact": exact}
 
 
+def average_precision(scores, targets):
+    """Returns the mean over labels that some sample has of sum_n (R_n - R_{n-1}) P_n, where samples
+    of one score are one step."""
+    found = []
+    for score, true in zip(np.transpose(scores), np.transpose(targets)):
+        area = recall = 0.0
+        for least in sorted(set(score), reverse=True):
+            said = score >= least
+            hits = sum(said & (true > 0))
+            area += (hits / sum(true > 0) - recall) * hits / sum(said) if sum(true) else 0
+            recall = hits / sum(true > 0) if sum(true) else 0
+        found += [area] if sum(true) else []
+    return np.mean(found)
+
+
 def per_pixel(predictions, targets, ignored=255):
     """Returns miou, of classes that are true or predicted somewhere, and pixel_accuracy."""
     pairs = [

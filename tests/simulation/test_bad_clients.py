@@ -48,6 +48,16 @@ BOUNDED = [("norm_bound",), *(("norm_bound", name) for name in ROBUST if name !=
 EACH_BOUNDED = [*BOUNDED[:2], *(pytest.param(x, marks=pytest.mark.slow) for x in BOUNDED[2:])]
 
 
+def loss_of_infinity(method):
+    """The method with a loss of infinity at client 1, whose upload stays finite."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        return client, uplink, {"loss": jnp.where(ctx.info.id == 1, jnp.inf, metrics["loss"])}
+
+    return method._replace(client_update=client_update)
+
+
 @functools.cache
 def simulation(
     name: str, attack: Attack = NOBODY, robust: tuple[str, ...] = (), refuse_outliers: float = 0.0
@@ -77,6 +87,15 @@ def test_without_a_defence_the_server_stays_finite_and_says_who_it_was(name):
         giants = {"pfedes": {6}, "fedrod": {1}}.get(name, {1, 6})
         # Where three own a class of a slice's head, one giant bends the middle of it.
         assert named == giants or (name.split("+")[-1] in SLICES and giants < named)
+
+
+def test_a_client_whose_loss_is_not_finite_is_left_out():
+    federation = federation_for("local")
+    options = SimulationOptions(lanes=1)
+    method = loss_of_infinity(method_factory("local")(TRAINING))
+    sim = make_simulation(method, federation, federation_data(federation), options)
+    _, report = sim.run_round(sim.init())
+    assert report.not_finite == (1,) and np.isfinite(report.metrics["loss"])
 
 
 def test_a_server_step_that_is_not_finite_is_not_taken():

@@ -13,9 +13,16 @@ from fedjax_ht.simulation.rows import Row, Runs, evaluated
 
 PARTICIPANTS = "accuracy_participants"
 MACRO_F1, AUC = "macro_f1", "auc"
-NAMES = {"micro_f1": "micro F1", "rmse": "RMSE", "mae": "MAE", "r2": "R2", "miou": "mean IoU"}
+NAMES = {
+    "micro_f1": "micro F1",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R2",
+    "miou": "mean IoU",
+    "map": "mAP",
+}
 """Metrics that tables name otherwise than rows."""
-SHARES = re.compile("accuracy|_f1|auc|exact|miou")
+SHARES = re.compile("accuracy|_f1|auc|exact|miou|map")
 """A part of the name of each metric in [0, 1], which tables have in percent."""
 
 
