@@ -44,6 +44,8 @@ class Scoring:
         use statistics of the batch.
       train: Whether to report the accuracy on training samples as well (train_accuracy).
       auc: Whether to report the area under the ROC curve on test sets as well (auc).
+      neighbours: Number of a client's nearest training samples that classify its test samples, in
+        two more rules, see `core.neighbours`. 0: none.
       adapt_epochs: Epochs of its own training, by the method, that a client takes after the newest
         downlink and before it is scored; the result is not kept. 0: none.
       global_statistics: Statistics of static_batch norms in the server's model: of the pass, or of
@@ -58,8 +60,14 @@ class Scoring:
     batch_size: OptionalCount = None
     train: bool = False
     auc: bool = False
+    neighbours: OptionalCount = None
     adapt_epochs: OptionalCount = None
     global_statistics: NormStatistics = "batch"
+
+    @property
+    def further_rules(self) -> tuple[str, ...]:
+        """The rules of an evaluation beside the method's own."""
+        return () if self.neighbours is None else ("own_mean", "neighbours")
 
     def __post_init__(self):
         check_fields(self, "scoring.")
@@ -165,6 +173,7 @@ def score_splits(
     batch_size: int,
     *,
     auc: bool = False,
+    neighbours: int | None = None,
 ) -> dict[str, Scores]:
     """Scores one client on its own sets; by class on its test set, by the reported rule.
 
@@ -175,15 +184,25 @@ def score_splits(
       requested: name of a set -> bool scalar; a set that is not requested counts as empty.
       batch_size: samples a call.
       auc: True computes the AUC on the test set, too, by the reported rule.
+      neighbours: k of `core.neighbours`, whose rules then score the test set, too.
     """
     predict, scores = functools.partial(method.predict, bucket, client, downlink), {}
+
+    predictors = dict.fromkeys(requested, predict)
+    if neighbours is not None and "test" in requested:
+        from fedjax_ht.core.neighbours import neighbour_rules
+
+        assert method.view.features is not None  # a simulation refuses such a method
+        own = functools.partial(method.view.features, bucket, client)
+        further = neighbour_rules(own, data, bucket.num_classes, neighbours)
+        predictors["test"] = lambda x, mask: predict(x, mask) | further(x, mask)
     for name, is_requested in requested.items():
         split = data.splits[name]
         # Requests are traced: an empty set takes no turn of the loop over batches.
         split = split._replace(count=jnp.where(is_requested, split.count, 0))
         reported = method.rules[0] if name == "test" else None
         scores[name] = score(
-            predict,
+            predictors[name],
             data,
             split,
             batch_size,
@@ -255,13 +274,14 @@ def client_evaluation(
     keeps: bool = True,
     *,
     auc: bool = False,
+    neighbours: int | None = None,
 ) -> Callable:
     """Makes the evaluation of one client.
 
     Args:
       method, federation, bucket, channel, keeps: arguments as for `make_scored_state`.
       batch_size: samples a call.
-      auc: True computes the AUC, too.
+      auc, neighbours: arguments as for `score_splits`.
 
     Returns:
       (client, Participant, RunServer, data, round, EvaluationRequest) -> {split: Scores}; a set
@@ -291,6 +311,7 @@ def client_evaluation(
             requested=request.splits,
             batch_size=batch_size,
             auc=auc,
+            neighbours=neighbours,
         )
 
     return run

@@ -138,6 +138,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("dataset.shift", plain["dataset"]["shift"], ""),
         ("scoring.state", state, "received" if state == "both" else state),
         ("scoring.auc", config.scoring.auc, False),
+        ("scoring.neighbours", config.scoring.neighbours or 0, 0),
         ("scoring.adapt_epochs", config.scoring.adapt_epochs or 0, 0),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),

@@ -28,6 +28,7 @@ from fedjax_ht.core.compiling import (
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
 from fedjax_ht.core.evaluation import (
+    Scoring,
     bucket_evaluation,
     client_evaluation,
     global_evaluation,
@@ -136,15 +137,14 @@ def make_engine(
     if _memory_maps() > MOST_MAPS:
         forget_engines()
     enable_compilation_cache()
-    federation, auc = without_weights(federation), options.scoring.auc
-    adapts = options.scoring.adapt_epochs
+    federation, wanted = without_weights(federation), options.scoring
     part = shared_parts(method, federation, options.attack, options.privacy)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     engine_method = part(fitting, ALL, options.robust)
     buckets, keeps = {}, []
     for bucket in federation.buckets:
         # "trained" evaluation asks for what training left, whatever comes down.
-        keep = options.scoring.state != "received" or part(keeps_state, STATE, bucket, channel)
+        keep = wanted.state != "received" or part(keeps_state, STATE, bucket, channel)
         store = options.client_store if keep else "none"
         buckets[bucket.name] = BucketPrograms(
             keeps=keep,
@@ -160,11 +160,11 @@ def make_engine(
         buckets=buckets,
         # Only clients that keep nothing are scored where they train, and so by this size.
         train=part(training, ALL, *where, 0 if all(keeps) else batch_size),
-        score=part(scoring, SCORES if adapts is None else ADAPTED, *where, batch_size, auc),
+        score=part(scoring, _scored_by(wanted), *where, batch_size, wanted.auc, wanted.neighbours),
         first_server=part(first_server, FIRST_SERVER),
         serve=part(serving, ALL, options.robust, options.outlier_bound),
         score_global=part(
-            global_evaluation, GLOBAL_SCORES, options.scoring.global_statistics, batch_size, auc
+            global_evaluation, GLOBAL_SCORES, wanted.global_statistics, batch_size, wanted.auc
         ),
         # Traced where they are first asked for, and kept as all parts are.
         uplink_forms=functools.partial(part, uplink_forms, ALL, channel),
@@ -207,6 +207,13 @@ def shared_parts(
         return _part(make, Keyed((with_uses, federation, *further), key))
 
     return part
+
+
+def _scored_by(scoring: Scoring) -> tuple[str, ...]:
+    """Returns the functions of a method that its scores take."""
+    if scoring.neighbours is not None:
+        return ALL
+    return SCORES if scoring.adapt_epochs is None else ADAPTED
 
 
 @functools.lru_cache(KEPT_PARTS)
@@ -314,11 +321,12 @@ def scoring(
     mesh: Mesh,
     size: int,
     auc: bool,
+    neighbours: int | None,
 ) -> Callable:
     """Returns `Engine.score`; `keeps` is that of each bucket."""
-    runs = {}
+    runs, further = {}, {"auc": auc, "neighbours": neighbours}
     for bucket, keep in zip(federation.buckets, keeps):
-        score = client_evaluation(method, federation, bucket, channel, size, keep, auc=auc)
+        score = client_evaluation(method, federation, bucket, channel, size, keep, **further)
         runs[bucket.name] = bucket_evaluation(score)
     return buckets_on_mesh(runs, mesh, donate=False)
 

@@ -192,6 +192,10 @@ def bind(
     arrays on the devices, which are taken where they are copies of the same."""
     numbers = _checked_settings(method, settings)
     _require_classes(options, federation)
+    if options.scoring.neighbours is not None and method.view.features is None:
+        raise ValueError(
+            f"scoring.neighbours compares features, and {method.name} has none; leave it out"
+        )
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
     new = np.zeros(federation.num_clients, bool)
@@ -253,7 +257,8 @@ def bind(
 
 def _require_classes(options: SimulationOptions, federation: Federation) -> None:
     """Refuses options of classes in a federation of another task."""
-    chosen = {"scoring.auc": options.scoring.auc}
+    chosen: dict[str, Any] = {"scoring.auc": options.scoring.auc}
+    chosen["scoring.neighbours"] = options.scoring.neighbours
     chosen["attack.kind 'label_flip'"] = options.attack.kind == "label_flip"
     for name, is_on in chosen.items():
         if is_on and federation.task is not CLASSIFICATION:

@@ -177,7 +177,7 @@ def simulation_of(program: Program) -> Simulation:
         run_round=of_state(run_round, compiled_round(program)),
         evaluate=of_state(evaluate),
         client_flops=standard_numerics()(program.flops),
-        rules=tuple(program.method.rules),
+        rules=(*program.method.rules, *program.options.scoring.further_rules),
         num_classes=federation.num_classes if federation.task is CLASSIFICATION else None,
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
