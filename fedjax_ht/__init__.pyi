@@ -91,6 +91,7 @@ from .methods import METHODS as METHODS
 from .methods import method_factory as method_factory
 from .methods import register_method as register_method
 from .methods.afl import afl as afl
+from .methods.agnostic import agnostic as agnostic
 from .methods.apfl import apfl as apfl
 from .methods.data_free.dense import dense as dense
 from .methods.data_free.dfrd import dfrd as dfrd
@@ -154,6 +155,7 @@ from .methods.pfedafm import pfedafm as pfedafm
 from .methods.pfedes import pfedes as pfedes
 from .methods.pfedme import pfedme as pfedme
 from .methods.pfedmoe import pfedmoe as pfedmoe
+from .methods.qfedavg import qfedavg as qfedavg
 from .methods.raflora import raflora as raflora
 from .methods.scaffold import scaffold as scaffold
 from .methods.shared.averaging import client_weights as client_weights
@@ -179,6 +181,7 @@ from .simulation.profile import by_chance as by_chance
 from .simulation.profile import by_trace as by_trace
 from .simulation.selection import Selection as Selection
 from .simulation.selection import by_samples as by_samples
+from .simulation.selection import oort as oort
 from .simulation.selection import power_of_choice as power_of_choice
 from .simulation.simulation import Simulation as Simulation
 from .simulation.simulation import SimulationState as SimulationState

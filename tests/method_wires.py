@@ -213,6 +213,12 @@ def scaffold_wire(participants, arrived, earlier) -> Sent:
     return Sent(*(2 * numbers for numbers in model_wire(participants, arrived, earlier)))
 
 
+def beside_loss(participants, arrived, earlier) -> Sent:
+    """A number of the client's loss beside its model."""
+    up, down = model_wire(participants, arrived, earlier)
+    return Sent(up + len(arrived), down)
+
+
 def fedgh_wire(participants, arrived, earlier) -> Sent:
     return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
 
@@ -365,6 +371,7 @@ WIRE = {
         ),
         model_wire,
     ),
+    **dict.fromkeys(("qfedavg", "agnostic"), beside_loss),
     "scaffold": scaffold_wire,
     "feddbe": feddbe_wire,
     "gpfl": both_ways(gpfl_wire),
@@ -445,7 +452,18 @@ def public_indices(width: int) -> Callable:
 # and FedKD's components are known by their number.
 METADATA = {
     **dict.fromkeys(
-        ("local", "fml", "fedapen", "dense", "scaffold", "feddyn", "fedbabu", "fedamp"),
+        (
+            "local",
+            "fml",
+            "fedapen",
+            "dense",
+            "scaffold",
+            "feddyn",
+            "fedbabu",
+            "fedamp",
+            "qfedavg",
+            "agnostic",
+        ),
         beside_each(),
     ),
     **dict.fromkeys(

@@ -77,6 +77,8 @@ LIBRARY = (
     "raflora",
     "fedspu",
     "perfedavg",
+    "qfedavg",
+    "agnostic",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

@@ -260,6 +260,9 @@ ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *_ALONE, *_SEN8)
 CONVS = ("conv4", "conv4_quarter")  # each convolution is a stage
 _SLICED = (*CONVS, "preact_resnet18", "preact_resnet20", "preact_resnet34")  # of `sliced.SLICED`
 
+PIXEL_GROUPS = ("unet3",)
+"""Groups whose outputs are the classes of each pixel."""
+
 GROUPS: dict[str, GroupFactory] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
@@ -271,7 +274,7 @@ GROUPS: dict[str, GroupFactory] = {
     **{name: functools.partial(_whole, name) for name in _SLICED},
     "resnet18_depths": _resnet18_depths,
     **{f"{name}_depths": functools.partial(_conv_depths, name) for name in CONVS},
-    "unet3": _unet3,
+    **dict.fromkeys(PIXEL_GROUPS, _unet3),
     **_each(_sensors, SENSORS),
     **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }

@@ -19,6 +19,7 @@ from fedjax_ht.models.groups import (
     ARCHITECTURES,
     GROUPS,
     HETEROGENEOUS_HEADS,
+    PIXEL_GROUPS,
     SENSORS,
     TEXT_GROUPS,
     GroupArguments,
@@ -60,7 +61,9 @@ def example(name: str) -> Example:
         return Example(jax.ShapeDtypeStruct((200,), jnp.int32), 32_000)
     if name in SENSORS:
         return Example((128, 9))
-    return Example(num_outputs=32 * 32 * 10 if name == "unet3" else 10)
+    if name in PIXEL_GROUPS:
+        return Example(num_outputs=32 * 32 * 10)
+    return Example()
 
 
 @checked

@@ -83,7 +83,10 @@ def draw_cohort(options: SimulationOptions, new: np.ndarray, state: SimulationSt
     if state.waiting is not None:
         # A client takes part in no round while its upload of an earlier one is under way.
         free &= ~state.waiting.unfinished
-    ids, dropped = choose_participants(options, num_clients, state.round, free, state.reports)
+    reports = state.reports
+    if reports is not None:
+        reports = reports._replace(last_round=state.last_round, round=state.round)
+    ids, dropped = choose_participants(options, num_clients, state.round, free, reports)
     return Cohort(ids, dropped, reachable)
 
 

@@ -3,6 +3,8 @@
     by_samples         m distinct clients, each drawn with a chance by its number of samples
     power_of_choice    of d candidates that are drawn by samples, the m with the largest loss, by
                        their last training (rpow-d of Cho et al., AISTATS 2022)
+    oort               those with the largest loss times samples and those not heard of for long,
+                       beside new ones (Lai et al., OSDI 2021)
 
 A selection sees single clients' losses, so it stands beside neither privacy nor secure sums.
 """
@@ -13,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ht.check.options import Within, checked
+from fedjax_ht.check.options import Part, Share, Within, checked
 
 
 class Reports(NamedTuple):
@@ -23,10 +25,15 @@ class Reports(NamedTuple):
       samples: number of training samples.
       loss: mean loss of the client's last training that reached the server; infinity before the
         first.
+      last_round: the last round in which the server reached each; -1 for never. Given to a
+        selection, and not kept here.
+      round: the number of the round, from 0; likewise.
     """
 
     samples: Int[np.ndarray, " clients"]
     loss: Float[np.ndarray, " clients"]
+    last_round: Int[np.ndarray, " clients"] | None = None
+    round: int | None = None
 
 
 class Selection(NamedTuple):
@@ -56,7 +63,7 @@ def by_samples() -> Selection:
     """
 
     def choose(generator, reports, free, participants):
-        return _drawn(generator, reports.samples, free, participants)
+        return free[_drawn(generator, reports.samples[free], participants)]
 
     return Selection("by_samples", choose)
 
@@ -74,15 +81,77 @@ def power_of_choice(candidates: Annotated[float, Within(least=1)] = 2.0) -> Sele
     """
 
     def choose(generator, reports, free, participants):
-        drawn = _drawn(generator, reports.samples, free, int(np.ceil(candidates * participants)))
+        number = int(np.ceil(candidates * participants))
+        drawn = free[_drawn(generator, reports.samples[free], number)]
         return drawn[np.argsort(-reports.loss[drawn], kind="stable")][:participants]
 
     return Selection("power_of_choice", choose)
 
 
+@checked
+def oort(
+    exploration: Share = 0.9,
+    decay: Share = 0.98,
+    least: Share = 0.2,
+    cut_off: Share = 0.95,
+    clip: Part = 0.95,
+) -> Selection:
+    """Makes Oort's selection by statistical utility, see `utilities`.
+
+    A share of the participants are clients without a report, drawn by their samples. The others are
+    drawn by utility among those that have at least `cut_off` times the utility of the last that
+    would be taken in its order. The utility is of the mean loss, which every method reports, and
+    not of the root of its mean square. Durations play no part; `devices_profile.deadline` does that
+    for itself.
+
+    Args:
+      exploration: share of clients without a report in round 0.
+      decay: factor on this share in each round.
+      least: the share below which it does not fall.
+      cut_off: the utility that is enough, as a share.
+      clip: quantile of samples times loss above which all count the same.
+    """
+
+    def choose(generator, reports, free, participants):
+        assert reports.last_round is not None and reports.round is not None  # as a round gives them
+        free = free[reports.samples[free] > 0]
+        known = np.isfinite(reports.loss[free])
+        old, new = free[known], free[~known]
+        share = max(exploration * decay**reports.round, least)
+        explored = min(len(new), max(participants - len(old), int(share * participants)))
+        exploited = min(participants - explored, len(old))
+        scores = utilities(reports, clip)[old]
+        if exploited:
+            enough = scores >= cut_off * np.sort(scores)[-exploited]
+            old, scores = old[enough], scores[enough]
+        old = old[_drawn(generator, scores, exploited)]
+        return np.concatenate([old, new[_drawn(generator, reports.samples[new], explored)]])
+
+    return Selection("oort", choose)
+
+
+def utilities(reports: Reports, clip: float) -> np.ndarray:
+    """Computes Oort's statistical utility of each client: samples times loss, clipped and scaled to
+    [0, 1] as in FedScale, and sqrt(0.1 ln R / L) for one that was last reached in round L of R;
+    float64 [num_clients], NaN without a report (Eq. 2, and Algorithm 1, line 14)."""
+    known = np.isfinite(reports.loss)
+    utility = reports.samples * np.where(known, reports.loss, np.nan)
+    if not known.any():
+        return utility
+    ordered = np.sort(utility[known])
+    most = ordered[min(int(clip * len(ordered)), len(ordered) - 1)]
+    # the least keeps a thousandth of itself, so that it may be drawn
+    least = 0.999 * ordered[0]
+    scaled = (np.minimum(utility, most) - least) / max(ordered[-1] - least, 1e-4)
+    assert reports.last_round is not None and reports.round is not None
+    waited = np.log(max(reports.round, 1)) / np.maximum(reports.last_round, 1)
+    return scaled + np.sqrt(0.1 * waited)
+
+
 SELECTIONS: dict[str, Callable[..., Selection]] = {
     "by_samples": by_samples,
     "power_of_choice": power_of_choice,
+    "oort": oort,
 }
 """Name in a config -> factory."""
 
@@ -121,14 +190,10 @@ def chosen(
     return ids
 
 
-def _drawn(
-    generator: np.random.Generator,
-    samples: np.ndarray,
-    free: np.ndarray,
-    number: int,
-) -> np.ndarray:
-    weights = samples[free].astype(np.float64)
+def _drawn(generator: np.random.Generator, weights: np.ndarray, number: int) -> np.ndarray:
+    """Draws so many places without replacement by weight; none of weight 0."""
+    weights = np.asarray(weights, np.float64)
     number = min(number, int(np.count_nonzero(weights)))
     if not number:
-        return free[:0]
-    return generator.choice(free, number, replace=False, p=weights / weights.sum())
+        return np.zeros(0, np.int64)
+    return generator.choice(len(weights), number, replace=False, p=weights / weights.sum())

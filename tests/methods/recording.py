@@ -62,6 +62,8 @@ KEEP_NOTHING = (
     "fedcgs",
     "fedbabu",
     "perfedavg",
+    "qfedavg",
+    "agnostic",
 )  # and what is composed with them
 
 

@@ -12,6 +12,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.agnostic import onto_simplex
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import each_client, play, to_host
@@ -239,3 +240,31 @@ def test_perfedavg_descends_where_a_step_leads(variant):
     first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
     model, _ = reference.play(form, first, absent, ROUNDS, batches(parts))
     check_model(server[0], model, rtol=1e-4)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 3.0])
+def test_qfedavg_goes_further_for_the_worst_clients(q):
+    """q = 0 is the uniform mean."""
+    start, _, server, _ = simulated(METHODS["qfedavg"](TRAINING, q=q, lipschitz=1 / LR))
+    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
+    model, _ = reference.play(reference.qfedavg(LR, q, 1 / LR), first, absent, ROUNDS, batches())
+    check_model(server[0], model)
+
+
+@pytest.mark.parametrize("rate", [0.01, 2.0])
+def test_agnostic_shares_follow_the_losses(rate):
+    """With the large rate, clients are left with no share."""
+    start, _, server, _ = simulated(METHODS["agnostic"](TRAINING, rate=rate))
+    form, absent = reference.agnostic(LR, rate), dict.fromkeys(SAMPLES)
+    first = flat(start.models[0]), np.full(3, 1 / 3)
+    (model, lam), _ = reference.play(form, first, absent, ROUNDS, batches())
+    assert (lam.min() == 0) == (rate > 1)
+    check_model(server.models[0], model)
+    np.testing.assert_allclose(server.shares, lam, rtol=1e-4, atol=1e-6)
+
+
+def test_the_projection_onto_the_simplex():
+    for values in np.random.default_rng(0).normal(0, [[0.1], [1], [30]], (3, 7)):
+        found = onto_simplex(jnp.asarray(values, jnp.float32))
+        np.testing.assert_allclose(found, reference.onto_simplex(values), atol=1e-6)
+    np.testing.assert_array_equal(onto_simplex(jnp.zeros(1)), [1])

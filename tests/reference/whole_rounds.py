@@ -61,6 +61,57 @@ def perfedavg(lr: float, alpha: float, hessian: bool) -> Form:
     return Form(client, mean)
 
 
+def received_loss(w: Model, batches) -> float:
+    """The mean loss of a model over a client's samples."""
+    x, y = (np.concatenate(part) for part in zip(*batches))
+    return steps.linear_client.loss(w, x, y)
+
+
+def qfedavg(lr: float, q: float, lipschitz: float) -> Form:
+    """An upload is (D_i, h_i) of Li et al., Algorithm 2."""
+
+    def client(w, _, batches):
+        loss, trained = received_loss(w, batches), steps.fedprox(w, batches, lr, 0.0)
+        slope = {k: lipschitz * (w[k] - trained[k]) for k in w}
+        square = sum((v**2).sum() for v in slope.values())
+        curvature = q * loss ** (q - 1) * square + lipschitz * loss**q
+        return (), ({k: loss**q * v for k, v in slope.items()}, curvature)
+
+    def serve(w, uploads, samples, clients):
+        total = sum(curvature for _, curvature in uploads.values())
+        return {k: w[k] - sum(step[k] for step, _ in uploads.values()) / total for k in w}
+
+    return Form(client, serve)
+
+
+def onto_simplex(values: np.ndarray) -> np.ndarray:
+    """The nearest shares that sum to 1: max(v - t, 0), with t by bisection."""
+    low, high = values.min() - 1, values.max()
+    for _ in range(200):
+        t = (low + high) / 2
+        low, high = (t, high) if np.maximum(values - t, 0).sum() > 1 else (low, t)
+    return np.maximum(values - t, 0)
+
+
+def agnostic(lr: float, rate: float) -> Form:
+    """A server is (w, lam)."""
+
+    def client(server, _, batches):
+        w = server[0]
+        return (), (steps.fedprox(w, batches, lr, 0.0), received_loss(w, batches))
+
+    def serve(server, uploads, samples, clients):
+        w, lam = server
+        total, raised = sum(lam[i] for i in uploads), lam.copy()
+        for i, (_, loss) in uploads.items():
+            raised[i] += rate * loss
+        if total > 0:
+            w = {k: sum(lam[i] / total * u[k] for i, (u, _) in uploads.items()) for k in w}
+        return w, onto_simplex(raised)
+
+    return Form(client, serve)
+
+
 def fedbabu(lr: float) -> Form:
     """Uploads are extractors, whose mean is uniform."""
 

@@ -10,7 +10,7 @@ from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.method import selection
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import choose_participants
-from fedjax_ht.simulation.selection import Reports, by_samples, power_of_choice
+from fedjax_ht.simulation.selection import Reports, by_samples, oort, power_of_choice, utilities
 from fedjax_ht.trust.options import Privacy
 from tests.federations import (
     TRAINING,
@@ -65,6 +65,41 @@ def test_clients_are_drawn_by_their_samples():
     assert not by_samples().choose(generator, reports(), np.array([2]), 1).size
 
 
+def in_round(number: int, **changes):
+    known = reports(**changes)
+    return known._replace(last_round=np.array([1, -1, 0, 4, 2, 5, 3, -1]), round=number)
+
+
+def test_utilities_of_oort():
+    """By hand, of the clients that have reported; the largest of six is above the quantile."""
+    known = in_round(6)
+    found, values = utilities(known, 0.7), SAMPLES * np.where(np.isinf(LOSS), np.nan, LOSS)
+    heard = sorted(v for v in values if not np.isnan(v))
+    bound, least, span = heard[int(0.7 * 6)], 0.999 * heard[0], heard[-1] - 0.999 * heard[0]
+    for client, value in enumerate(values):
+        rest = (0.1 * np.log(6) / max(known.last_round[client], 1)) ** 0.5
+        np.testing.assert_allclose(found[client], (min(value, bound) - least) / span + rest)
+    assert (
+        bound < heard[-1] and np.isnan(utilities(in_round(0, loss=np.full(8, np.inf)), 0.7)).all()
+    )
+
+
+def test_oort_takes_new_clients_and_those_of_enough_utility():
+    generator, seen, known = np.random.default_rng(0), np.zeros(8, int), in_round(50)
+    for _ in range(300):
+        ids = oort(exploration=0.5, least=0.25, cut_off=1.0).choose(generator, known, ALL, 4)
+        assert len(set(ids)) == 4 and 2 not in ids  # client 2 has no sample
+        seen[ids] += 1
+    best = np.argsort(-np.nan_to_num(utilities(known, 0.95), nan=-1))[:3]
+    assert (seen[best] == 300).all() and seen[1] + seen[7] == 300 > seen[7] > 0
+    # of a wider cut, others are drawn, too
+    ids = [set(oort(0, cut_off=0.1, least=0).choose(generator, known, ALL, 3)) for _ in range(50)]
+    assert not any(x & {1, 7} for x in ids) and len(set().union(*ids)) > 3
+    first = in_round(0, loss=np.full(8, np.inf))
+    assert len(oort(0.0, least=0.0).choose(generator, first, ALL, 5)) == 5  # nobody else to take
+    assert oort().choose(generator, known, np.array([3]), 2).tolist() == [3]
+
+
 def ids_of(choose, **options):
     options = fl.SimulationOptions(select=fl.Selection("mine", choose), **options)
     return choose_participants(options, 8, 3, None, reports())
@@ -111,8 +146,9 @@ def test_the_server_knows_the_loss_of_those_who_arrived():
     assert np.isfinite(state.reports.loss).sum() == 3
 
 
-def test_a_resumed_run_selects_the_same(tmp_path):
-    simulation = make(power_of_choice(3.0))
+@pytest.mark.parametrize("select", [power_of_choice(3.0), oort()], ids=["power_of_choice", "oort"])
+def test_a_resumed_run_selects_the_same(tmp_path, select):
+    simulation = make(select)
     whole, rows = run(simulation, 4)
     writer = Checkpointer(tmp_path / "checkpoints", simulation)
     writer.save(*run(simulation, 2))
@@ -135,7 +171,8 @@ def test_selections_see_single_clients_so_privacy_refuses_them():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("oort", "select: unknown selection 'oort'"),
+        ("ort", "select: unknown selection 'ort'"),
+        ("oort/2", "select: exploration is 2"),
         ("power_of_choice/0.5", "select: candidates is 0.5"),
         ("power_of_choice/1/2", "power_of_choice takes candidates"),
         ("by_samples/1", "by_samples takes"),

@@ -25,7 +25,8 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
     (("", "", SAMPLE), "afl fedcgs"),
-    ((SUMS, "", SAMPLE), "ktpfl"),
+    (("", "", SAMPLE), "qfedavg"),
+    ((SUMS, "", SAMPLE), "ktpfl agnostic"),
     ((SUMS, "", ""), "fedbuff flexlora raflora flora dense fedamp fedspu"),
     ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),
     ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd fedsa_anchors"),

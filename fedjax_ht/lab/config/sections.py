@@ -355,8 +355,8 @@ class Config(Section):
         and presets, which give entries of their name their settings and do not run by themselves
         (lab/config/entries.py).
       participation: Share of the clients that take part in a round.
-      select: Choice of a round's participants: uniform, by_samples, or power_of_choice/2 for those
-        with the largest loss among twice as many candidates.
+      select: Choice of a round's participants: uniform, by_samples, oort, or power_of_choice/2 for
+        those with the largest loss among twice as many candidates.
       new_share: Share of the clients that never train, and are scored apart
         (docs/comparisons.md).
       drop_rate: Share of a round's participants whose upload is lost after training.

@@ -4,7 +4,7 @@ import io
 import itertools
 import re
 import tempfile
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -187,33 +187,52 @@ def decode(
       ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
         `limits.PIXELS`.
     """
+
+    def pixels(image: "Image.Image") -> np.ndarray:
+        if image.mode not in _GREY_MODES + _COLOUR_MODES:
+            raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
+        mode = "L" if image.mode in _GREY_MODES else "RGB"
+        if as_shown:
+            image = _opaque(_upright(image), mode)
+        if image.mode != mode:
+            image = image.convert(mode)
+        return np.asarray(image if size is None else _central_square(image, size))
+
+    found = _opened(f"image {name}", content, _FORMATS, pixels)
+    return found.reshape(*found.shape[:2], -1)
+
+
+def decode_mask(name: str, content: bytes, size: int | None) -> np.ndarray:
+    """Decodes the classes of an image's pixels, uint8 [H, W, 1], of which resizing mixes none;
+    arguments and errors as of `decode`."""
+
+    def classes(image: "Image.Image") -> np.ndarray:
+        if image.mode not in ("1", "L", "P"):
+            raise ValueError(f"mode {image.mode}; store classes as grey or palette")
+        return np.asarray(image if size is None else _central_square(image, size, nearest=True))
+
+    return _opened(f"mask {name}", content, ("PNG", "BMP"), classes).astype(np.uint8)[..., None]
+
+
+def _opened(
+    what: str,
+    content: bytes,
+    formats: tuple[str, ...],
+    pixels: Callable[["Image.Image"], np.ndarray],
+) -> np.ndarray:
+    """Returns the pixels of an image that is no larger than `limits.PIXELS`."""
     with needing("decoding images"):
         from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return _pixels_of(image, size, as_shown)
+        with Image.open(io.BytesIO(content), formats=formats) as image:
+            limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
+            image.load()
+            return pixels(image)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
-        reason = (
-            "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
-        )
-        raise ValueError(f"image {name} cannot be decoded ({reason})") from error
-
-
-def _pixels_of(image: "Image.Image", size: int | None, as_shown: bool) -> np.ndarray:
-    limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
-    if image.mode not in _GREY_MODES + _COLOUR_MODES:
-        raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
-    image.load()
-    mode = "L" if image.mode in _GREY_MODES else "RGB"
-    if as_shown:
-        image = _opaque(_upright(image), mode)
-    if image.mode != mode:
-        image = image.convert(mode)
-    if size is not None:
-        image = _central_square(image, size)
-    pixels = np.asarray(image)
-    return pixels.reshape(*pixels.shape[:2], -1)
+        unknown = isinstance(error, Image.UnidentifiedImageError)
+        reason = "no known image format" if unknown else error
+        raise ValueError(f"{what} cannot be decoded ({reason})") from error
 
 
 def _upright(image: "Image.Image") -> "Image.Image":
@@ -261,11 +280,11 @@ def resize(images: np.ndarray, size: int | None, nearest: bool = False) -> np.nd
 
 
 def _central_square(image: "Image.Image", size: int, nearest: bool = False) -> "Image.Image":
-    """Resizes the shorter side (bilinear, anti-aliased) and crops the longer one, in one step."""
+    """Resizes the shorter side (bilinear, anti-aliased; or `nearest`, mixing no pixels) and crops
+    the longer one, in one step."""
     from PIL import Image
 
     how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
-
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2

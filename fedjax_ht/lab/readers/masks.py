@@ -5,20 +5,16 @@
 FOLDER is a set (train, val, test), or else a place whose images are one group.
 """
 
-import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ht.check.names import listed
-from fedjax_ht.check.packages import needing
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.lab.readers.image_folder import ENDINGS
-from fedjax_ht.lab.readers.images import Pile, decode_files, resize
+from fedjax_ht.lab.readers.images import Pile, decode_files, decode_mask
 from fedjax_ht.lab.readers.roles import SETS, sets_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
-from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, files_below, read_whole
 
 _ORIGIN = Origin(
@@ -48,7 +44,8 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
     files = [images[key] for key in keys]
     pile = decode_files(root, files, options.image_size, options.target)
     of_images = [masks[key] for key in keys]
-    pixels = Pile(_decoded(root, of_images, options.image_size), None).stack(of_images)
+    decoded = ((x, decode_mask(x, read_whole(root / x), options.image_size)) for x in of_images)
+    pixels = Pile(decoded, None).stack(of_images)
     owners = np.array([key.partition("/")[0] if "/" in key else "" for key in keys])
     folders = np.unique(owners).tolist()
     sets = sets_of(folders)
@@ -84,23 +81,6 @@ def _by_key(names: list[str], folder: str) -> dict[str, str]:
             raise ValueError(f"{found[key]} and {name} may both be meant; leave one out")
         found[key] = name
     return found
-
-
-def _decoded(root: Path, names: list[str], size: int | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, the classes of its pixels, uint8 [H, W, 1])."""
-    with needing("decoding images"):
-        from PIL import Image
-
-    for name in names:
-        try:
-            with Image.open(io.BytesIO(read_whole(root / name)), formats=("PNG", "BMP")) as image:
-                limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
-                mode, pixels = image.mode, np.asarray(image)
-        except Exception as error:  # Pillow raises nearly anything on a damaged file
-            raise ValueError(f"mask {name} cannot be decoded ({error})") from error
-        if mode not in ("1", "L", "P"):
-            raise ValueError(f"mask {name} has mode {mode}; store classes as grey or palette")
-        yield name, resize(pixels.astype(np.uint8)[None, ..., None], size, nearest=True)[0]
 
 
 MASKS = Source(

@@ -1,0 +1,108 @@
+"""Agnostic federated learning (Mohri et al., ICML 2019): the mean that is worst for the model.
+
+    client:  F_i, the loss of w on its training samples; w_i <- w, then local epochs; uploads w_i
+             and F_i
+    server:  w <- sum_i lam_i w_i / sum_i lam_i over the uploads of one architecture, then lam <-
+             P(lam + rate F) with F of the clients heard, P projecting onto the simplex
+    predict: the client's copy of the model
+    up:      W + 1: all parameters, and the loss
+    down:    W: all parameters
+    fits:    one architecture or a few, where the worst clients count
+    paper:   https://arxiv.org/abs/1902.00146
+
+Settled here:
+* Clients of the paper send the gradient of one batch, and the loss on it. `training.steps=1` with
+  plain SGD is that step, w - eta sum_i lam_i g_i / sum_i lam_i; F_i is of all training samples.
+* The newest w is scored; the paper's is the mean over all rounds.
+* Clients that were not heard keep their lam until the projection.
+* The paper has one architecture; here every architecture has its own w, and all have one lam. Batch
+  statistics stay with each client, as in `fedavg`.
+"""
+
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.check.options import Positive, SearchRange, checked
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, Needs
+from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.methods.shared.architectures import init_parts, joined, part_for, receive_model
+from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
+from fedjax_ht.methods.shared.supervised import own_loss, train_model
+
+
+class Server(NamedTuple):
+    """The server's state.
+
+    Attributes:
+      models: w of each architecture, in the order of `groups_of`.
+      shares: float32 [num_clients], lam.
+    """
+
+    models: list[PyTree]
+    shares: jax.Array
+
+
+class Uplink(NamedTuple):
+    """A client's model, and the loss of the one that it received."""
+
+    params: PyTree
+    loss: jax.Array
+
+
+def onto_simplex(values: jax.Array) -> jax.Array:
+    """Projects float [N] onto the shares that sum to 1, by the least Euclidean distance."""
+    falling = -jnp.sort(-values)
+    above = (jnp.cumsum(falling) - 1) / jnp.arange(1, len(values) + 1)
+    last = jnp.sum(falling > above) - 1
+    return jnp.maximum(values - above[last], 0)
+
+
+@checked
+def agnostic(
+    training: LocalTraining, rate: Annotated[Positive, SearchRange(0.001, 1.0)] = 0.01
+) -> Method:
+    """Makes agnostic federated learning, whose algorithm the module's docstring gives.
+
+    Args:
+      training: the recipe of local training.
+      rate: step of the clients' shares along their losses.
+    """
+
+    def init_server(federation, key):
+        clients = federation.num_clients
+        return Server(init_parts(federation, key), jnp.full(clients, 1 / clients))
+
+    def broadcast(federation, bucket, server, ctx):
+        return part_for(federation, bucket, server.models)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        loss = own_loss(bucket, client, data)
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, Uplink(client["params"], loss), {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        models, shares = [], server.shares
+        for uploads, old in zip(joined(federation, received), server.models):
+            weights = client_weights(uploads) * shares[uploads.info.id]
+            mean = weighted_mean(uploads.uplink.params, weights)
+            models.append(select(weights.any(), mean, old))
+        losses = {name: r._replace(uplink=r.uplink.loss) for name, r in received.items()}
+        heard = gather_received(losses)
+        raised = shares[heard.info.id] + rate * heard.uplink
+        shares = onto_simplex(set_rows(shares, heard, raised, client_weights(heard) > 0))
+        return Server(models, shares), {"largest_share": shares.max()}
+
+    return Method(
+        name="agnostic",
+        training=training,
+        needs=Needs(classes=False),
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive_model,
+        client_update=client_update,
+        server_update=server_update,
+    )
