@@ -187,8 +187,7 @@ def score_splits(
       neighbours: k of `core.neighbours`, whose rules then score the test set, too.
     """
     predict, scores = functools.partial(method.predict, bucket, client, downlink), {}
-
-    predictors = dict.fromkeys(requested, predict)
+    predictors: dict[str, Callable] = dict.fromkeys(requested, predict)
     if neighbours is not None and "test" in requested:
         from fedjax_ht.core.neighbours import neighbour_rules
 
