@@ -57,6 +57,7 @@ from .core.wire import Pattern as Pattern
 from .data.client_data import make_federation_data as make_federation_data
 from .data.dataset import ClientIndices as ClientIndices
 from .data.dataset import Dataset as Dataset
+from .data.features import extract_features as extract_features
 from .data.partition import class_counts as class_counts
 from .data.partition import make_partition as make_partition
 from .data.partition import register_partition as register_partition
@@ -82,6 +83,7 @@ from .lab.runs.report import report_run as report_run
 from .lab.runs.search import fairly_tuned as fairly_tuned
 from .lab.runs.train import train_and_evaluate as train_and_evaluate
 from .lab.safe.torch_files import load_state_dict as load_state_dict
+from .lab.weights.backbone import load_backbone as load_backbone
 from .lab.weights.start import with_weights as with_weights
 from .lab.weights.torch_modules import weights_from_torch as weights_from_torch
 from .lab.weights.torchvision import (

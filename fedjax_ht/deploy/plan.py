@@ -136,6 +136,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
+        ("dataset.backbone", plain["dataset"]["backbone"], ""),
         ("scoring.state", state, "received" if state == "both" else state),
         ("scoring.auc", config.scoring.auc, False),
         ("scoring.neighbours", config.scoring.neighbours or 0, 0),

@@ -208,7 +208,8 @@ _HTFE8 = (
     "resnet101",
     "resnet152",
 )
-_ALONE = (*_RESNETS, "googlenet", "mobilenet_v2", "efficientnet_lite0", *_VITS)
+EXTRACTORS = (*_RESNETS, "googlenet", "mobilenet_v2", "efficientnet_lite0", *_VITS)
+"""Extractors of images with published weights, or of their families."""
 _DEALT = {
     "htfe2": ("cnn", "resnet18"),
     "htfe3": ("resnet10", "resnet18", "resnet34"),
@@ -218,7 +219,7 @@ _DEALT = {
     "htfe9": _RESNETS,
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
     "fedral5": _RESNETS[4:],  # Tiny-ImageNet
-} | {name: (name,) for name in _ALONE}
+} | {name: (name,) for name in EXTRACTORS}
 # CIFAR-100, "high heterogeneity". The paper does not say which ViT; its Table 6 has methods that
 # exchange heads.
 _DEALT_LINEAR = {"fedral11": (*_RESNETS, "cnn", "vit_b16")}
@@ -254,7 +255,7 @@ TEXT_GROUPS = tuple(_TEXTS)
 The transformer by itself has 8 heads and 2 layers.
 """
 
-ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *_ALONE, *_SEN8)
+ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *EXTRACTORS, *_SEN8)
 """Groups that together hold every architecture but those of `SLICED`."""
 
 CONVS = ("conv4", "conv4_quarter")  # each convolution is a stage

@@ -387,8 +387,19 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
         ({"new_share": 0.2}, "new_share is 0.2; a deployment"),
         ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
         ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
+        ({"dataset.backbone": f"resnet4:{__file__}"}, "dataset.backbone is 'resnet4:.*; a depl"),
     ],
-    ids=["auc", "both states", "trials", "drops", "tuning", "new", "devices", "moments"],
+    ids=[
+        "auc",
+        "both states",
+        "trials",
+        "drops",
+        "tuning",
+        "new",
+        "devices",
+        "moments",
+        "features",
+    ],
 )
 def test_fields_of_simulations_are_refused(change, message):
     config = small_config()

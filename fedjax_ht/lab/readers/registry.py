@@ -349,8 +349,7 @@ def cached(
     """
     first = str(sources[0].resolve()).encode("utf-8", "surrogatepass")
     stem = f"{name}-{hashlib.sha256(first).hexdigest()[:16]}"
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
-    folders = (place / ".fedjax_ht_cache", user_cache)
+    folders = cache_folders(place)
     stamp = hashlib.sha256(f"{_FORMAT} {stamp_of(sources)}".encode()).hexdigest()
     for folder in folders:
         if raw := _stored(folder / f"{stem}.npz", stamp):
@@ -372,6 +371,12 @@ def cached(
                 _store(raw, target, folder / f"{stem}.npz", stamp)
             return raw
     return build(None)
+
+
+def cache_folders(place: Path) -> tuple[Path, Path]:
+    """Returns the folders of a cache, the second one for a `place` that is not writable."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
+    return place / ".fedjax_ht_cache", user_cache
 
 
 @contextlib.contextmanager

