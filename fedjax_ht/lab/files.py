@@ -46,6 +46,12 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     sync_folder(path.parent)
 
 
+def write_whole(path: Path | str, content: str | bytes) -> None:
+    """Writes a file as a whole or not at all; errors as of `atomic_open`."""
+    with atomic_open(path, "wb" if isinstance(content, bytes) else "w") as file:
+        file.write(content)
+
+
 def plain_open(path: Path | str, mode: str) -> IO:
     """Opens a file itself, where a half written one does no harm.
 

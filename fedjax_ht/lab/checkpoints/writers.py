@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ht.check.names import short
-from fedjax_ht.lab.files import atomic_open, csv_text, named, plain_open
+from fedjax_ht.lab.files import csv_text, named, plain_open, write_whole
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import open_regular
 from fedjax_ht.simulation.history import merged
@@ -67,8 +67,7 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
     heads = {"metrics.csv": columns, "clients.csv": of_clients, "classes.csv": CLASS_COLUMNS}
     for name, text in _texts(rows, columns, of_clients).items():
         head = csv_text([heads[name]]) if name in heads else ""
-        with atomic_open(workdir / name) as file:
-            file.write(head + text)
+        write_whole(workdir / name, head + text)
     return len(rows)
 
 

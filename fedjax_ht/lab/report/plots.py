@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.config.entries import BASELINE, method_of, number_of
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.compared import Compared
 from fedjax_ht.lab.report.rows import Score, has_clock, rows_of_all, score_in, values
 from fedjax_ht.simulation.history import best, wire_bytes
@@ -462,8 +462,7 @@ def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
     """Writes a figure as PNG, and beside it in the formats `also`. All text is drawn as it is."""
     layout = figure.get_layout_engine()
     for kind in ("png", *also):
-        with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
-            file.write(rendered(figure, kind))
+        write_whole(path.with_suffix(f".{kind}"), rendered(figure, kind))
         # The axes stay where the PNG has them: to lay them out again is half of each format's time.
         figure.set_layout_engine("none")
     figure.set_layout_engine(layout)

@@ -20,7 +20,7 @@ from fedjax_ht.lab.config.base import method_summary
 from fedjax_ht.lab.config.entries import bound_to, described, elsewhere
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_plain
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import in_rounds, named, troubles
@@ -311,8 +311,7 @@ def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -
     lead = (f"{about}: {size(experiment.config)}", data, f"{shown.made}, {duration(histories)}")
     text = document.page(about, title, lead, sections)
     path = workdir / "report.html"
-    with atomic_open(path) as file:
-        file.write(text)
+    write_whole(path, text)
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table
 from fedjax_ht.lab.report.rows import (
@@ -455,8 +455,7 @@ def write_csv(
             gain = gains.get(label, [""] * len(Gains._fields))
             row |= {f"gain_{field}": value for field, value in zip(Gains._fields, gain)}
         rows.append(row)
-    with atomic_open(path) as file:
-        file.write(Table(list(rows[0]), [list(map(str, row.values())) for row in rows]).csv())
+    write_whole(path, Table(list(rows[0]), [list(map(str, row.values())) for row in rows]).csv())
     return path
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedjax_ht.lab.config.entries import BASELINE, baseline_of, method_of
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table, columns_table
 from fedjax_ht.lab.report.rows import AUC, MACRO_F1, Score, score_in
 from fedjax_ht.simulation.history import best
@@ -234,8 +234,7 @@ def write_trials(
             cells = [*place, *scores, ends.on_test["round"], *beside]
             rows.append(list(map(str, cells)))
     head = ["entry", "seed", "split", *SCORES, "best_round", MACRO_F1, AUC]
-    with atomic_open(path) as file:
-        file.write(Table(head, rows).csv())
+    write_whole(path, Table(head, rows).csv())
     return path
 
 

@@ -37,7 +37,7 @@ from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.config_files import WordsParser
 from fedjax_ht.lab.config.entries import baseline_of, entries_of, only
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
 from fedjax_ht.lab.report.results import Aim, costs, write_csv
 from fedjax_ht.lab.report.rows import PARTICIPANTS, score_in
@@ -160,8 +160,7 @@ def chosen_aim(
 def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
     """Writes the files that a comparison has more than a run; returns them and the page."""
     lines, target, _ = costs(result.histories, aim)
-    with atomic_open(workdir / "compare.md") as file:
-        file.write(result.summary + "\n")
+    write_whole(workdir / "compare.md", result.summary + "\n")
     gains = client_gains(result.histories)
     score = score_in(result.histories)
     sheet = write_csv(lines, target, workdir / "compare.csv", gains=gains, score=score)

@@ -28,7 +28,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_ht.check.packages import needing
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import Description, describe
 from fedjax_ht.lab.readers.download import get, listing
@@ -191,8 +191,7 @@ def write_data_page(dataset: Dataset, path: Path) -> Path:
         "Values": _values(dataset, described),
     }
     text = document.page(described.name, described.name, described.lines, sections)
-    with atomic_open(path) as file:
-        file.write(text)
+    write_whole(path, text)
     return path
 
 

@@ -338,7 +338,7 @@ def deeper(value: Any, levels: int) -> bool:
     return bool(layer)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[Any, Any]) -> None:
     """Writes a JSON file of a run's folder, in the first process of a run."""
     if is_primary():
         with atomic_open(path) as file:

@@ -3,7 +3,6 @@ warnings given between rounds."""
 
 import dataclasses
 import functools
-import json
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +15,11 @@ from fedjax_ht.core.mesh import usual_devices
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
-from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import place_of
 from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.environment import environment
-from fedjax_ht.lab.runs.folder import agreed, is_primary, read_json
+from fedjax_ht.lab.runs.folder import agreed, is_primary, read_json, write_json
 from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
@@ -272,7 +270,6 @@ def with_noted_lanes(run: Run, noted: Path, writes: bool) -> Run:
     if not names <= set(known):
         known = lanes_of(run) | known
         if writes:
-            with atomic_open(noted) as file:
-                json.dump(known, file, indent=2)
+            write_json(noted, known)
     lanes = {name: known[name] for name in names}
     return run._replace(options=dataclasses.replace(run.options, lanes=lanes))

@@ -5,7 +5,6 @@ Points that differ in numbers alone share a compiled program (a family)."""
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import pickle
@@ -25,10 +24,10 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import OVERRIDDEN, only, preset, presets_of, split_spec
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of
-from fedjax_ht.lab.runs.folder import locked, run_folder, write_folder
+from fedjax_ht.lab.runs.folder import locked, read_json, run_folder, write_folder, write_json
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
@@ -155,8 +154,7 @@ def _halved(
     """
     record, scores_at = workdir / "search.json", {}
     if record.exists():
-        content = json.loads(record.read_text())
-        scores_at = {int(rounds): scores for rounds, scores in content.items()}
+        scores_at = {int(rounds): scores for rounds, scores in read_json(record).items()}
     alive = list(labels)
     folders = {label: workdir / "points" / f"{n:03d}" for n, label in enumerate(order)}
     for rounds in at:
@@ -168,8 +166,7 @@ def _halved(
             scores = scores_at[rounds] | {label: score}
             # in an order that does not depend on which was trained first
             scores_at[rounds] = {each: scores[each] for each in here if each in scores}
-            with atomic_open(record) as file:
-                json.dump(scores_at, file, indent=2)
+            write_json(record, scores_at)
 
         left = {label: folders[label] for label in here if label not in scores_at[rounds]}
         train(rounds, left, done)
@@ -350,8 +347,7 @@ def fairly_tuned(
             dataset=dataset,
             models=models,
         )
-        with atomic_open(folder / "sweep.md") as file:
-            file.write(table(result) + "\n")
+        write_whole(folder / "sweep.md", table(result) + "\n")
         tell(f"chosen: {result.best}")
         origin = f"{budget(single, points, halvings)}; searched: {described_space(space)}"
         tuned.append(preset(result.best, origin, known, on=named))

@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
 from fedjax_ht.lab.runs.search import budget, searched, table
@@ -48,7 +48,6 @@ def main(_) -> None:
         tell(f"{spent}. Writing to {workdir}.")
         result = searched(config, labels, _HALVINGS.value, workdir=workdir, tell=tell, tasks=tasks)
     text = f"{table(result)}\n\n{spent}."
-    with atomic_open(workdir / "sweep.md") as file:
-        file.write(text + "\n")
+    write_whole(workdir / "sweep.md", text + "\n")
     print(f"\n{text}\n{time.time() - start:.0f} s.\n")
     print(f"chosen: --methods={shlex.quote(result.best)}")

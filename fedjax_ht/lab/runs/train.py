@@ -23,7 +23,7 @@ from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.bad_clients import why_silent
@@ -447,8 +447,7 @@ def write_results(
     Returns:
       The paths of the pictures and of the report.
     """
-    with atomic_open(workdir / "summary.md") as file:
-        file.write(printable(text_of(shown, aim=None).markdown()) + "\n")
+    write_whole(workdir / "summary.md", printable(text_of(shown, aim=None).markdown()) + "\n")
     pictures = plots.write_plots(shown, experiment.dataset, experiment.partitions[0], workdir)
     if experiment.config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in shown.entries}
