@@ -65,8 +65,7 @@ def draw(number: int) -> Case:
 
 
 def devices(number: int, method: str) -> Profile | None:
-    """Returns the devices of every second case; they have random numbers of their own, so that no
-    other draw changes."""
+    """Returns the devices of every second case; they draw numbers of their own."""
     rng = np.random.default_rng([number, 1])
     up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
     deadline, late = float(rng.choice([0.0, 3.0])), str(rng.choice(["lost", "arrives"]))

@@ -61,8 +61,7 @@ def capped_accuracy(cap: int, indices: np.ndarray) -> float:
 
 
 def probe() -> Method:
-    """Clients hold a weight that moves and a cap; `receive` sets the cap to the level, training
-    adds two."""
+    """Clients hold a weight that moves and a cap, which `receive` sets; training adds two."""
 
     def client_update(bucket, client, downlink, data, ctx: Context):
         info = ctx.info

@@ -33,8 +33,7 @@ from tests.simulation.probe import FEDERATION, capped_accuracy, capped_scores, p
     ],
 )
 def test_accuracy_of_every_client(scoring, options):
-    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at
-    0."""
+    """After one round the level is 2; participants were trained to 1 + 2, others are at 0."""
     sim = simulation(scoring=scoring, **options)
     with chosen([1, 4]):
         state, report = sim.run_round(sim.init())

@@ -52,8 +52,7 @@ def accuracies(sim, state) -> np.ndarray:
 
 @pytest.mark.parametrize("training", [TRAINING, IN_STEPS], ids=["epochs", "steps"])
 def test_epochs_of_the_recipe_are_replaced(training):
-    """A scored client is what client_update makes of the received one, with a recipe of k epochs,
-    whatever the method's own recipe has."""
+    """A scored client is what client_update makes of the received one, by a recipe of k epochs."""
     federation, k = federation_for("fedavg"), 3
     data, options = federation_data(federation), SimulationOptions(scoring=Scoring(adapt_epochs=k))
     sim = make_simulation(METHODS["fedavg"](training), federation, data, options)
@@ -78,11 +77,9 @@ def test_epochs_of_the_recipe_are_replaced(training):
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_nothing_but_the_scores_changes(name):
     """A method whose clients keep nothing, and one whose clients keep their models."""
-    (plain, plain_rows), (tuned, tuned_rows) = (
-        played(adapting(name, epochs), 2) for epochs in (None, 4)
-    )
+    (plain, reports), (tuned, others) = (played(adapting(name, n), 2) for n in (None, 4))
     assert identical(plain, tuned)
-    assert identical([r._asdict() for r in plain_rows], [r._asdict() for r in tuned_rows])
+    assert identical([r._asdict() for r in reports], [r._asdict() for r in others])
 
 
 def test_clients_learn_and_one_without_samples_stays():
@@ -180,9 +177,8 @@ def test_new_clients_take_no_part():
         counts = np.where(np.isin(federation.members(bucket), new), 1, part.splits["train"].count)
         train = part.splits["train"]._replace(count=counts)
         swapped[bucket.name] = part._replace(splits=part.splits | {"train": train})
-    other = make_simulation(
-        method_of("scaffold"), federation, data._replace(buckets=swapped), sim.program.options
-    )
+    data, options = data._replace(buckets=swapped), sim.program.options
+    other = make_simulation(method_of("scaffold"), federation, data, options)
     assert identical(played(other, 4)[0][-1].server, states[-1].server)
 
 
@@ -220,9 +216,8 @@ def test_rows_have_columns_of_new_clients(tmp_path):
         assert row["accuracy"] == pytest.approx(np.mean(others))
         assert {i for i, x in enumerate(row["new_clients"]) if x is not None} <= set(new)
     write_runs([history], tmp_path)
-    assert [row["new_accuracy"] for row in read_runs(tmp_path)[0]] == [
-        row["new_accuracy"] for row in history
-    ]
+    (rows,) = read_runs(tmp_path)
+    assert [row["new_accuracy"] for row in rows] == [row["new_accuracy"] for row in history]
     header = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
     assert "new_accuracy" in header and "new_clients" not in header
     alone = sim.evaluate(state, new[:1])

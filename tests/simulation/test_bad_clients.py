@@ -144,16 +144,23 @@ def test_refusing_outliers_changes_no_bit_among_honest_clients(name):
         assert identical(state.clients, expected.clients)
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_an_outlier_is_as_if_its_upload_were_lost(name):
-    sim = simulation(name, OUTLIER, refuse_outliers=1000.0)
-    (attacker,) = np.flatnonzero(attackers(OUTLIER, NUM_CLIENTS))
+def as_if_lost(sim, attack: Attack):
+    """Plays a round, whose states are those of a round without the attacker's upload; returns the
+    attacker and both rounds' reports."""
+    (attacker,) = np.flatnonzero(attackers(attack, NUM_CLIENTS))
     first = to_host(sim.init())
     refused, report = play(sim, first, range(NUM_CLIENTS))
     lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
+    assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
+    return attacker, report, without
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_outlier_is_as_if_its_upload_were_lost(name):
+    sim = simulation(name, OUTLIER, refuse_outliers=1000.0)
+    attacker, report, without = as_if_lost(sim, OUTLIER)
     assert report.refused == (attacker,) and without.refused == ()
     assert attacker in [client for client, _ in report.far_off]
-    assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
 
 
 @counting_methods
@@ -163,13 +170,9 @@ def test_a_client_that_counts_more_than_it_has_is_as_if_its_upload_were_lost(nam
     except ValueError as error:
         assert "send no counts; choose another kind" in str(error) and name not in WITH_COUNTS
         return
-    (attacker,) = np.flatnonzero(attackers(COUNTS, NUM_CLIENTS))
-    first = to_host(sim.init())
-    refused, report = play(sim, first, range(NUM_CLIENTS))
-    lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
+    attacker, report, without = as_if_lost(sim, COUNTS)
     assert report.miscounted == (attacker,) and without.miscounted == report.refused == ()
     assert report.arrived == NUM_CLIENTS and report.server_finite
-    assert identical(refused.server, lost.server) and identical(refused.clients, lost.clients)
 
 
 def test_beside_privacy_nobody_is_refused():

@@ -27,7 +27,6 @@ DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)
 # client 4 takes 28 seconds for an upload, the others one
 SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
 
-
 SCORING = Scoring(batch_size=4)
 OPTIONS = SimulationOptions(1, participation=0.6, drop_rate=0.2, devices=1, scoring=SCORING)
 TIMING = ("seconds_round", "seconds_evaluation")
@@ -35,8 +34,7 @@ TIMING = ("seconds_round", "seconds_evaluation")
 
 @functools.cache
 def program(method: str = "") -> Program:
-    """Binds the probe, or a real method, once: profiles are read on the host, so that all share its
-    programs."""
+    """Binds the probe, or a real method, once: profiles are read on the host."""
     made = METHODS[method](TRAINING) if method else probe()
     return bind(made, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
 

@@ -1,5 +1,4 @@
-"""A run gives the same on 1, 2 and 8 devices, and in two processes, each in a program of its
-own."""
+"""A run gives the same on 1, 2 and 8 devices, and in two processes."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Programs are kept by what they depend on: another simulation of the same kind compiles nothing,
-and one of another kind does."""
+"""Programs are kept by what they depend on: the same kind of simulation compiles nothing."""
 
 import dataclasses
 

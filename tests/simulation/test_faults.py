@@ -6,32 +6,23 @@ import jax.numpy as jnp
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import (
-    TRAINING,
-    chosen,
-    federation_data,
-    identical,
-    mixed_federation,
-    to_host,
-    uniform_federation,
-)
+from tests import federations
 
-MIXED, UNIFORM = mixed_federation(), uniform_federation()
+MIXED, UNIFORM = federations.mixed_federation(), federations.uniform_federation()
 BUCKET = {i: b.name for b in MIXED.buckets for i in MIXED.members(b)}
 
 
 def first_fault(ids, jit=True, name="fedproto", *, uplink=(), federation=UNIFORM, **changes):
-    """The fault of the first round, of these participants, with some of the method's functions
-    changed."""
-    method, data = METHODS[name](TRAINING), federation_data(federation)
+    """The fault of the first round, of these participants, with some functions changed."""
+    method, data = METHODS[name](federations.TRAINING), federations.federation_data(federation)
     fields = {field: change(getattr(method, field)) for field, change in changes.items()}
     method = method._replace(**fields)
     sim = make_simulation(method, federation, data, SimulationOptions(devices=1, uplink=uplink))
     state = sim.init()
-    before = to_host(state)
-    with chosen(ids):
+    before = federations.to_host(state)
+    with federations.chosen(ids):
         fault = sim.find_fault(state, jit)
-    assert identical(before, to_host(state))
+    assert federations.identical(before, federations.to_host(state))
     return fault
 
 

@@ -1,5 +1,4 @@
-"""Random federations are the same run however they are dealt and resumed; see fuzz.py for what is
-random."""
+"""Random federations are the same run however they are dealt and resumed; see fuzz.py."""
 
 import os
 import subprocess

@@ -77,8 +77,7 @@ def macro_f1_of(scores: np.ndarray, labels: np.ndarray) -> float:
 
 @pytest.mark.parametrize("statistics", ["batch", "training"])
 def test_it_is_scored_on_all_test_samples(statistics):
-    """The norms use the statistics of the batch, or the mean over batches of all training
-    samples."""
+    """Norms use the batch's statistics, or the mean over batches of all training samples."""
     sim = simulation(statistics)
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):

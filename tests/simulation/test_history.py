@@ -8,10 +8,10 @@ import pytest
 
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import best, run, run_rounds
+from fedjax_ht.simulation.history import best, merged, run, run_rounds
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
-from fedjax_ht.simulation.runs import Ending
+from fedjax_ht.simulation.runs import Ending, run_each
 from fedjax_ht.simulation.simulation import Rounds, SimulationState
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, identical, to_host
@@ -21,8 +21,7 @@ LOCAL = METHODS["local"](TRAINING)
 
 
 def scripted(script, silent_in=()):
-    """A simulation whose only client scores what the script says after each round; nothing arrives
-    in the rounds of `silent_in`."""
+    """A simulation whose only client scores by the script; nothing arrives in `silent_in`."""
 
     def evaluate(state, only=None):
         clients = np.arange(3) if only is None else only
@@ -162,8 +161,7 @@ def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
 
 
 def spoiled(simulation, not_finite, server_finite=None):
-    """The simulation, with clients (or the server) whose results are not finite in some rounds:
-    round -> clients."""
+    """The simulation, with clients (or the server) not finite in some rounds: round -> clients."""
 
     def run_round(state, score=True):
         state, report = simulation.run_round(state)
@@ -212,3 +210,54 @@ def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again
     for state in (kept[0], on_host):
         later, _ = run(simulation, 2, state=state, history=history[:2])
         assert identical(to_host(later), to_host(end)) and later.round == 2
+
+
+SCRIPTS = [0.1, 0.5, 0.4, 0.3, 0.9], [0.1, 0.2, 0.3, 0.1, 0.1]
+
+
+def played(rounds, states=(None, None), histories=((), ()), *, patience=None, **options):
+    return run_each(
+        [scripted(script) for script in SCRIPTS],
+        rounds,
+        states,
+        histories=histories,
+        ending=Ending(patience),
+        **{"after_round": lambda states, histories: False} | options,
+    )
+
+
+def untimed(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+
+
+def test_runs_have_rows_of_their_own_and_all_must_be_out_of_patience():
+    seen = []
+    states, histories = played(4, patience=1, progress_fn=seen.append)
+    assert [state.round for state in states] == [3, 3]  # the second has its best in round 2
+    assert merged(histories) == seen and [row["trial"] for row in seen] == [0, 1] * 4
+    assert [[row for row in seen if row["trial"] == trial] for trial in (0, 1)] == histories
+    assert [row.get("flops") for row in histories[1]] == [None, 10, 10, 10]
+    assert [best(rows).on_test["round"] for rows in histories] == [1, 2]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_that_is_behind_goes_on_first(ahead):
+    """A process may be killed while it saves the runs, one after another."""
+    whole = merged(played(4)[1])
+    after = {rounds: played(rounds) for rounds in (2, 3)}
+    at = [3 if number == ahead else 2 for number in (0, 1)]
+    states = [after[rounds][0][number] for number, rounds in enumerate(at)]
+    histories = [after[rounds][1][number] for number, rounds in enumerate(at)]
+    seen = []
+
+    def after_round(states, histories):
+        seen.append([state.round for state in states])
+        return False
+
+    _, resumed = played(4, states, histories, after_round=after_round)
+    assert untimed(merged(resumed)) == untimed(whole) and seen == [[3, 3], [4, 4]]
+
+
+def test_runs_have_the_numbers_that_are_given():
+    _, histories = played(1, numbers=[0, 0], only=np.array([2]))
+    assert [row["trial"] for rows in histories for row in rows] == [0] * 4

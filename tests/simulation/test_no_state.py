@@ -26,7 +26,6 @@ from tests.methods.recording import KEEP_NOTHING
 
 CHANNEL = Channel(wire.chain(()), wire.chain(()))
 
-
 SOME = ("fedavg", "fedprox", "moon", "fedproto", "heterofl", "fedbn", "fedit", "local")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in SOME]
 
@@ -131,8 +130,7 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
 
 
 def test_clients_without_samples_are_not_scored(monkeypatch):
-    """Nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like
-    1,000."""
+    """100,000 users, of whom 1,000 have test samples, are evaluated like 1,000."""
     simulation, state, _, evaluation = played(False)
     counts = federation_data(uniform_federation()).counts["test"]
     assert 0 < np.sum(counts > 0) < len(counts)

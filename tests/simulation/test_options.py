@@ -1,8 +1,12 @@
+import flax.linen as nn
 import numpy as np
+import optax
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from tests.federations import TRAINING, federation_data, mixed_federation, samples
 
 
 def test_edges_are_in_range():
@@ -56,8 +60,7 @@ def test_choice_is_a_function_of_seed_and_round():
 
 
 def test_choice_is_uniform():
-    """Each of 10 clients takes part in 3 of 10 rounds and is dropped in 1 of 10, within five
-    standard deviations."""
+    """Each of 10 takes part in 3 of 10 rounds, is dropped in 1 of 10, by five deviations."""
     options, rounds = SimulationOptions(participation=0.3, drop_rate=0.34), 3000
     taken, lost = np.zeros(10), np.zeros(10)
     together = np.zeros((10, 10))
@@ -72,3 +75,123 @@ def test_choice_is_uniform():
         (together[~np.eye(10, dtype=bool)], 3 / 10 * 2 / 9),
     ):
         assert np.abs(counts - share * rounds).max() < 5 * np.sqrt(rounds * share * (1 - share))
+
+
+FEDERATION = mixed_federation()
+DATA = federation_data(FEDERATION)
+DATASET, PARTITION = samples()
+METHOD = fl.local(TRAINING)
+OPTIONS = fl.SimulationOptions(devices=1)
+MODELS = {"one": fl.mlp(5, (4,))}
+ROW = {"round": 0, "trial": 0, "accuracy": 0.5}
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    return fl.make_simulation(METHOD, FEDERATION, DATA, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: fl.make_simulation(fl.local, FEDERATION, DATA), "method is the function local"),
+        (lambda: fl.make_simulation(METHOD, FEDERATION, DATASET), "data is a Dataset; it must be"),
+        (
+            lambda: fl.make_simulation(METHOD, fl.make_federation(MODELS, (4, 4, 1), 5, 2), DATA),
+            "data have the clients {",
+        ),
+        (
+            lambda: fl.LocalTraining(nn.Sequential([nn.relu, nn.relu])),  # many lines
+            "optimizer is a flax.Sequential; it must be an optax optimizer",
+        ),
+        (
+            lambda: fl.make_simulation(METHOD, FEDERATION, DATA, {"seed": 1}),
+            "options is {'seed': 1}; it must be a SimulationOptions(...) or None",
+        ),
+        (lambda: fl.run(METHOD, 3), "simulation is a Method; it must be a simulation of"),
+        (lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, 2), "modules is a list; it"),
+        (lambda: fl.make_federation(MODELS, (4, 4, 1), 5, assignment="one"), "assignment is 'one'"),
+        (
+            lambda: fl.make_federation_data(DATASET, [np.arange(3)], FEDERATION),
+            "partition[0] is array([0, 1, 2]); it must be fl.ClientIndices(train, val, test), arrays",
+        ),
+        (lambda: fl.make_partition(DATASET, "iid", 2), "kind is a Dataset; it must be text; the"),
+        (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it"),
+        (lambda: fl.method_factory(fl.local), "name is the function local; it must be text"),
+        (lambda: fl.load_dataset(DATASET), "name is a Dataset; it must be text"),
+        (lambda: fl.model_group("mlp2", (4, 4, 1), 5), "num_classes is (4, 4, 1); it must be an"),
+        (lambda: fl.mlp(5, 4), "widths is 4; it must be a tuple, each an integer"),
+        (lambda: fl.check_method(fl.local), "method is the function local; it must be a method"),
+        (lambda: fl.varied(METHOD, {"weight": 1.0}), "make is a Method; it must be a function"),
+        (lambda: fl.copy_state(METHOD), "state is a Method; it must be a state of"),
+        (lambda: fl.class_counts(DATASET, PARTITION), "labels is a Dataset; it must be an array"),
+        (lambda: fl.best(3), "history is 3; it must be a list, each a dict"),
+        (lambda: fl.best([]), "history has 0 rows, none with a test accuracy; best takes the hist"),
+        (lambda: fl.best([ROW, ROW | {"trial": 1}]), "history has the rows of 2 trials; give"),
+        (lambda: fl.train_and_evaluate("quickstart", "runs"), "config is a str; it must be what"),
+        (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10), "d: class_names is 10"),
+        (
+            lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), ("a", "b"), "scale"),
+            "d: preprocess is 'scale'; it must be a function or None",
+        ),
+    ],
+)
+def test_an_object_in_the_wrong_place_is_one_line(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert len(error.traceback) < 8
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"rounds": "3"}, "rounds is '3'; it must be an integer of at least 0"),
+        ({"eval_every": 0}, "eval_every is 0; it must be an integer of at least 1"),
+        ({"patience": 0}, "patience is 0; it must be an integer of at least 1 or None"),
+        ({"state": []}, "state is []; it must be a state of simulation.init() or fl.run or None"),
+        ({"progress_fn": 3}, "progress_fn is 3; it must be a function or None"),
+        ({"history": [ROW]}, "history has 1 rows, and no state goes with it; give both, as run re"),
+        ({"only": [9]}, "only has ids from 9 to 9; they must be from 0 to 7"),
+    ],
+)
+def test_a_run_checks_its_arguments(simulation, arguments, message):
+    with pytest.raises(ValueError) as error:
+        fl.run(simulation, **{"rounds": 1} | arguments)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_a_state_is_that_of_the_simulation(simulation):
+    """The server's arrays, the clients', and the architectures are compared."""
+    start = simulation.init()
+    simulations = {"fedproto": fl.make_simulation(fl.fedproto(TRAINING), FEDERATION, DATA, OPTIONS)}
+    states = {name: other.init() for name, other in simulations.items()}
+    narrow = {name: {"params": 0} for name in start.clients}
+    states |= {"clients": start._replace(clients=narrow), "tuple": (start, [])}
+    states |= {"bucket": start._replace(clients={"narrow": start.clients["narrow"]}), "none": None}
+    calls = {
+        "evaluate": simulation.evaluate,
+        "run_round": simulation.run_round,
+        "find_fault": simulation.find_fault,
+        "read_clients": lambda state: simulation.read_clients(state, "narrow", np.arange(1)),
+        "features": lambda state: simulation.features(state, [0], np.arange(2)),
+        "predict": lambda state: simulation.predict(state, 0, DATASET.inputs[:2]),
+    }
+    for state in states.values():
+        for call in calls.values():
+            with pytest.raises(ValueError, match=r"^state (is|has) .*init\(\) o"):
+                call(state)
+    simulation.evaluate(start)
+    with pytest.raises(ValueError, match="unknown architecture 'narow'; did you mean 'narrow'"):
+        simulation.read_clients(start, "narow", np.arange(1))
+
+
+def test_a_history_ends_where_the_state_stands(simulation):
+    state = simulation.init()
+    with pytest.raises(ValueError, match="history ends with round 3, and state stands at round 0"):
+        fl.run(simulation, 1, state=state, history=[ROW | {"round": 3}])
+
+
+def test_an_unknown_name_is_answered_with_a_near_one():
+    with pytest.raises(AttributeError, match="'fedprotto'; did you mean 'fedproto'"):
+        _ = fl.fedprotto

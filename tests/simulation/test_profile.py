@@ -24,9 +24,8 @@ def test_a_trace_says_who_is_there():
 @pytest.mark.parametrize("span", [(8, 0, 1), (-1, 0, 1), (0, 3, 2), (0, -1, 2)])
 def test_a_wrong_span_is_one_line(span):
     client, first, last = span
-    with pytest.raises(
-        ValueError, match=f"^client {client} is available from round {first} to {last}; "
-    ):
+    message = f"^client {client} is available from round {first} to {last}; "
+    with pytest.raises(ValueError, match=message):
         by_trace(NUM_CLIENTS, [(0, 0, 5), span])
 
 

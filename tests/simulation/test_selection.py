@@ -12,13 +12,7 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.selection import Reports, by_samples, oort, power_of_choice, utilities
 from fedjax_ht.trust.options import Privacy
-from tests.federations import (
-    TRAINING,
-    federation_data,
-    federation_for,
-    identical,
-    to_host,
-)
+from tests.federations import TRAINING, federation_data, federation_for, identical, to_host
 from tests.simulation.test_clock import untimed
 
 SAMPLES = np.array([5, 1, 0, 8, 3, 40, 2, 2])

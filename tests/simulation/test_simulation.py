@@ -57,8 +57,7 @@ def test_clients_get_their_info_and_the_server_hears_each_once():
 
 
 def test_clients_get_the_round_and_a_control_sees_their_training_samples():
-    """The round beside the data, in training alone; the samples at the server only of a method that
-    asks for them."""
+    """The round beside the data, in training alone; samples only where a method asks."""
     dataset, partition = samples()
     held = sorted(np.concatenate([client.train for client in partition]))
 
@@ -78,28 +77,20 @@ def test_clients_get_the_round_and_a_control_sees_their_training_samples():
         seen = {"samples": count, "labels": labels, "brightness": brightness}
         return server, seen | {"of": jnp.sum(indices * real)}
 
-    changes = {
-        "client_update": client_update,
-        "receive": receive,
-        "server_update": server_update,
-        "needs": Needs(clients_data=True),
-    }
-    sim = simulation(tuple(changes.items()))
+    functions = ("client_update", client_update), ("receive", receive)
+    needs = ("needs", Needs(clients_data=True))
+    sim = simulation((*functions, ("server_update", server_update), needs))
     state, report = play(sim, to_host(sim.init()), [0, 4])
     assert report.metrics["round"] == 0
     _, report = play(sim, state, [0, 4], round=7)
     assert report.metrics["round"] == 7
-    assert report.server_metrics == {
-        "samples": len(held),
-        "labels": dataset.labels[held].sum(),
-        "brightness": dataset.inputs[held].sum(dtype=int),
-        "of": sum(held),
-    }
+    seen = {"samples": len(held), "labels": dataset.labels[held].sum(), "of": sum(held)}
+    seen |= {"brightness": dataset.inputs[held].sum(dtype=int)}
+    assert report.server_metrics == seen
 
 
 def test_a_public_set_is_there_for_methods_that_read_it():
-    """Clients and server read the same samples, whose bytes count beside the messages, in a
-    client's first round."""
+    """Clients and server read the same samples, whose bytes count in a client's first round."""
     dataset, _ = samples()
 
     def seen(data):
@@ -115,12 +106,8 @@ def test_a_public_set_is_there_for_methods_that_read_it():
         assert federation.public_set.samples == len(dataset.public) and ctx.info is None
         return server, seen(ctx.data)
 
-    changes = {
-        "client_update": client_update,
-        "server_update": server_update,
-        "needs": Needs(public_samples=len(dataset.public)),
-    }
-    sim = simulation(tuple(changes.items()), lanes=4)
+    functions = ("client_update", client_update), ("server_update", server_update)
+    sim = simulation((*functions, ("needs", Needs(public_samples=len(dataset.public)))), lanes=4)
     state, report = play(sim, to_host(sim.init()), [0, 3, 4])
     expected = {"public": dataset.labels[dataset.public].sum(), "public_count": 10}
     assert {name: report.metrics[name] for name in expected} == expected
@@ -160,10 +147,8 @@ def test_participants_pay_for_the_downlink():
 
 
 def test_shared_init():
-    own, shared = (
-        [c["weight"].tobytes() for c in each_client(FEDERATION, to_host(sim.init()))]
-        for sim in (simulation(shared_init=False), simulation(shared_init=True))
-    )
+    states = [to_host(simulation(shared_init=x).init()) for x in (False, True)]
+    own, shared = ([c["weight"].tobytes() for c in each_client(FEDERATION, s)] for s in states)
     assert len(set(own)) == NUM_CLIENTS
     assert len(set(shared)) == len(set(zip(shared, ASSIGNMENT))) == len(set(ASSIGNMENT))
 

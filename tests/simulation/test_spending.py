@@ -65,8 +65,7 @@ def test_sums_and_uploads_cost_what_the_busiest_client_pays():
 @pytest.mark.parametrize("exposure", ["alike", "apart"])
 @pytest.mark.parametrize("share", [0.01, 0.2])
 def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
-    """A draw of few hides; of many it is accounted for with half the noise, which is more than who
-    took part costs."""
+    """A draw of few hides; of many it is accounted for with half the noise."""
     options = SimulationOptions(privacy=Privacy("client", 1.0, 8.0), participation=share)
     federation, method = SimpleNamespace(num_clients=400), SimpleNamespace(training=TRAINING)
     engine = SimpleNamespace(exposure=exposure)

@@ -1,5 +1,4 @@
-"""Numbers of a method as arguments of its programs: as if they were written down, and nothing
-compiled for another."""
+"""Numbers of a method as arguments of programs: as if written down, nothing compiled anew."""
 
 import dataclasses
 

@@ -8,13 +8,20 @@ import pytest
 
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import all_weights
+from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.programs import influences, union
+from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.wire import WireCost
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.clock import Devices, deliver_in_time
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
+from fedjax_ht.simulation.roster import PADDING
+from fedjax_ht.simulation.serving import Answers, deliver
 from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.simulation.state import SimulationState
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
@@ -70,8 +77,7 @@ def test_rounds_last_as_by_hand(deadline):
 
 
 def test_an_upload_arrives_as_it_was_sent():
-    """Client 4 sends in round 0, is two rounds and a half on the way, and is asked again when it is
-    done."""
+    """Client 4 sends in round 0, is on the way for 2.5 rounds, and is asked again then."""
     sim = simulation(waiting(10.0, up=SLOW, down=None))
     state, reports = sim.init(), []
     for ids in ([0, 4, 6], [0, 6], [], [4]):
@@ -118,14 +124,12 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
     "name", [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in SOME)]
 )
 def test_methods_whose_server_repeats_its_draws_are_marked(name):
-    """Servers of all other methods do not use the key that they share with the clients of this
-    round."""
+    """All other servers leave alone the key that they share with the clients of this round."""
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
     options = SimulationOptions(devices=1, devices_profile=waiting(8.0))
     if method.wire.redrawn:
-        with pytest.raises(
-            ValueError, match=f"late is 'arrives', but an upload of {name} means something"
-        ):
+        message = f"late is 'arrives', but an upload of {name} means something"
+        with pytest.raises(ValueError, match=message):
             make_simulation(method, federation, federation_data(federation), options)
         return
     engine = make_simulation(
@@ -151,3 +155,62 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
         serve, key, server, sent, key, np.int32(0), method.needs.pretrained.variables
     )
     assert 0 not in union(sources)
+
+
+# clients 1, 4 and 6; the last row is padding
+IDS, ROWS = [1, 4, 6], [1, 2, 0, PADDING]
+OF_ROWS = np.array([6, 1, 4, 0])
+SENT = np.array([True, False, True, False])
+BYTES = np.array([30, 10, 20, 99])
+
+
+def answers(in_order: bool = False) -> Answers:
+    cost = WireCost(BYTES // 4, BYTES, BYTES * 0, BYTES * 0)
+    return Answers(
+        ids=np.array(IDS),
+        padded_rows=np.array(ROWS, np.int32),
+        in_order=in_order,
+        info=ClientInfo(OF_ROWS, OF_ROWS, OF_ROWS),
+        results=ClientResult(OF_ROWS * 10.0, SENT, SENT, {}, cost, cost),
+        scores={},
+        score_rows=np.array(ROWS[:3]),
+        idle=np.zeros(2),
+    )
+
+
+START = SimulationState(0, (), {}, np.full(7, -1), {})
+
+
+def test_the_rows_of_participants_are_without_padding():
+    np.testing.assert_array_equal(OF_ROWS[answers().rows], IDS)
+
+
+def test_without_a_clock_uplinks_in_order_reach_the_server_as_they_are():
+    (received, rows), left, waiting = deliver(client_mesh(1), START, {"a": answers(in_order=True)})
+    np.testing.assert_array_equal(received["a"].uplink, OF_ROWS * 10.0)
+    np.testing.assert_array_equal(received["a"].info.id, OF_ROWS)
+    np.testing.assert_array_equal(received["a"].arrived, SENT)
+    assert rows == {} and waiting is None
+    assert left["a"].results.uplink == () and left["a"].seconds is left["a"].late is None
+
+
+def test_on_cpu_the_others_come_by_client_id():
+    """A place without a participant has not arrived."""
+    part = answers()._replace(results=answers().results._replace(arrived=np.ones(4, bool)))
+    (received, rows), _, _ = deliver(client_mesh(1), START, {"a": part})
+    assert rows == {}
+    np.testing.assert_array_equal(received["a"].info.id[:3], [1, 4, 6])
+    np.testing.assert_array_equal(received["a"].uplink[:3], [10.0, 40.0, 60.0])
+    np.testing.assert_array_equal(received["a"].arrived, [True, True, True, False])
+
+
+def test_an_upload_after_the_deadline_does_not_arrive():
+    """Client 4 takes 2 s, client 6 3 s; client 1 sends nothing, and padding takes no time."""
+    profile = Profile(up=np.full(7, 10.0), deadline=2.0)
+    devices = Devices(profile, lambda: np.zeros(7), client_mesh(1), {}, 7)
+    (received, _), left, _ = deliver_in_time(devices, START, {"a": answers()})
+    np.testing.assert_array_equal(left["a"].seconds, [3.0, 1.0, 2.0, 0.0])
+    np.testing.assert_array_equal(left["a"].late, [True, False, False, False])
+    np.testing.assert_array_equal(left["a"].results.arrived, [False, False, True, False])
+    np.testing.assert_array_equal(received["a"].arrived, [False, True, False, False])  # by id
+    np.testing.assert_array_equal(left["a"].results.finite, SENT)

@@ -14,8 +14,7 @@ BUCKET = FEDERATION.buckets[0]
 def stub(
     update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: bool = False, **fields
 ) -> Method:
-    """Sends the downlink plus an update, some of it under a mask, or of one bucket a part, and
-    counts; keeps `update` for its state."""
+    """Sends the downlink plus an update, some of it masked, and counts; its state is `update`."""
 
     def client_update(bucket, client, downlink, data, ctx):
         change = jnp.where(data.splits["train"].count > 0, update(client, data), 0)

@@ -24,8 +24,7 @@ KINDS = ("label_flip", "sign_flip", "scaled", "noise", "shift")
 
 @functools.cache
 def compiled(name: str, kind: str | None, strength: float):
-    """(first state, (client's context) -> its state and uplink after the round); half of the four
-    clients attack."""
+    """(first state, context) -> state and uplink after the round; half of four clients attack."""
     method = METHODS[name](TRAINING)
     start = method.init_client(BUCKET, tiny.context(0))
     attacking = attacked(method, Attack(kind, 0.5, strength), 4)

@@ -12,12 +12,7 @@ from tests.trust.stub import FEDERATION, stub
 
 @pytest.mark.parametrize(
     "name, visible",
-    [
-        ("local", "nothing"),
-        ("fedavg", "alike"),
-        ("lg_fedavg", "apart"),
-        ("fedral", "apart"),
-    ],
+    [("local", "nothing"), ("fedavg", "alike"), ("lg_fedavg", "apart"), ("fedral", "apart")],
 )
 def test_shapes_masks_and_kept_states_disclose_participation(name, visible):
     method = METHODS[name](TRAINING)

@@ -60,10 +60,8 @@ def test_gradients_of_samples_are_clipped_one_by_one(clip):
 def test_every_sample_is_drawn_by_itself_and_with_its_chance():
     draws, count, size = 4000, 12, 3
     draw = jax.jit(functools.partial(poisson_batch, size=size))
-    split, keys = (
-        Split(np.arange(20, dtype=np.int32), np.int32(count)),
-        jax.random.split(KEY, draws),
-    )
+    split = Split(np.arange(20, dtype=np.int32), np.int32(count))
+    keys = jax.random.split(KEY, draws)
     drawn = jax.vmap(draw, (0, None))(keys, split)
     real = np.arange(20) < np.asarray(drawn.count)[:, None]
     seen = np.stack(
@@ -87,8 +85,7 @@ def test_every_sample_is_drawn_by_itself_and_with_its_chance():
 
 @functools.cache
 def visits(clip: float, noise: float, width: int = 9):
-    """(keys, counts) -> parameters after a step at rate 1 where sample i's gradient is -1 in place
-    i: who was seen."""
+    """(keys, counts) -> parameters after a step where sample i has gradient -1 in place i."""
     data = tiny.client_data(np.arange(9))
 
     def loss_fn(params, stats, batch, key):

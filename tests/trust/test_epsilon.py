@@ -88,7 +88,6 @@ def test_epsilon_grows_with_the_uploads(rule):
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(
-        ImportError, match=r"^privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'$"
-    ):
+    message = r"^privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'$"
+    with pytest.raises(ImportError, match=message):
         accounting()

@@ -22,7 +22,6 @@ from tests.trust.stub import BUCKET, FEDERATION, stub
 
 WIDE = 30_000
 
-
 DATA = tiny.client_data([0, 1, 2])
 SENT = jnp.array([4.0, -2.0, 1.0])  # the downlink
 
@@ -55,8 +54,7 @@ def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_state(value):
 
 
 def test_a_clients_state_is_part_of_its_update():
-    """A newcomer's upload is what it is compared with: nothing of the client is left beyond the
-    clip."""
+    """A newcomer's upload is what it is compared with: nothing is left beyond the clip."""
     _, uplink = private_upload(stub(lambda client, data: 1e6 * client), Privacy("client", 1.0))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 1.0, rtol=1e-5)
 
@@ -90,8 +88,7 @@ def test_uploads_have_noise_of_their_own():
 
 
 def parts():
-    """Three clients of one bucket and two of another, of which one is lost; columns of a mask
-    differ by client."""
+    """Three clients of one bucket and two of another, one lost; columns of a mask differ."""
 
     def infos(ids):
         ids = np.array(ids, np.int32)
@@ -128,8 +125,7 @@ def noised(clean, key):
 
 
 def sums_of(received) -> list[np.ndarray]:
-    """Over who arrived, of all buckets, less what they are in truth: whole uploads, and rows that
-    are sent."""
+    """Sums over who arrived, less what they are in truth: whole uploads, and rows sent."""
     whole, rows = np.zeros(WIDE), np.zeros((2, WIDE))
     for r in received.values():
         for i in np.flatnonzero(r.arrived):

@@ -74,10 +74,8 @@ def test_every_method_is_listed():
 
 def test_a_model_that_normalises_by_batch_is_refused():
     method = private(METHODS["heterofl"](TRAINING, label_split=False), Privacy("sample"))
-    with pytest.raises(
-        ValueError,
-        match=r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'",
-    ):
+    message = r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'"
+    with pytest.raises(ValueError, match=message):
         method.check(normed_federation())
 
 

@@ -15,8 +15,7 @@ def received(uplink, arrived, first: int = 0) -> Received:
 
 
 def buckets(widths=(3, 3), rows=4):
-    """Two buckets of three and two clients that send a model, rows by class, single entries, and a
-    count."""
+    """Two buckets of three and two clients that send a model, rows, entries, and a count."""
 
     def bucket(n, width, seed):
         rng = np.random.default_rng(seed)
