@@ -66,7 +66,6 @@ KEEP_NOTHING = (
     "agnostic",
 )  # and what is composed with them
 
-
 NO_TRAINING = ("afl", "fedcgs")  # clients draw no batches
 
 
@@ -119,8 +118,7 @@ def released_form(name: str) -> Method:
 
 
 def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
-    """Lists the numbers of each round: every metric, participants' accuracies, the lengths of the
-    server's and the clients' states."""
+    """Lists the numbers of each round: metrics, participants' accuracies, lengths of states."""
 
     def length(tree):
         return float(

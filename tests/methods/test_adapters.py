@@ -55,10 +55,7 @@ def uploads(federation, clients, names=("lora_a", "lora_b"), wrap=lambda rows: r
     for i, client in enumerate(clients):
         pair = {"lora_a": client.a, "lora_b": client.b.T}
         rows = wrap({"fc": {name: pair[name] for name in names}})
-        head = {
-            "kernel": np.full((OUTPUTS, 3), i, np.float32),
-            "bias": np.zeros(3, np.float32),
-        }
+        head = {"kernel": np.full((OUTPUTS, 3), i, np.float32), "bias": np.zeros(3, np.float32)}
         uplinks[i] = AdapterUplink(rows, head, Metadata(np.int32(client.samples)))
     order = {bucket.name: [i, 99] for i, bucket in enumerate(federation.buckets)}
     return tiny.receive(uplinks, order, enumerate(SAMPLES))
@@ -138,8 +135,7 @@ def test_flexlora_decomposes_blocks_one_after_another():
 
 
 def test_flexlora_keeps_rows_without_a_component():
-    """If the client of rank 1 alone arrives, other rows of A stay, and their B is zero, so that
-    they go on to train."""
+    """Where the client of rank 1 alone arrives, other rows of A stay, and their B is zero."""
     federation, clients = linear_federation(), random_clients(16.0)
     method, received = fl.flexlora(TRAINING), uploads(federation, clients)
     for name in ("rank4", "rank2"):

@@ -107,8 +107,7 @@ def test_client_update_equals_the_reference():
 
 
 def test_server_update_averages_parameters_and_batch_statistics():
-    """The shared model is all that travels: its parameters |s| each way, and the batch statistics
-    that the paper averages too."""
+    """All that travels are |s| parameters each way, and the batch statistics that are averaged."""
     federation, method = tiny.normed_federation(), fedapen(TRAINING)
     (bucket,), ctx = federation.buckets, tiny.context(0)
     old = method.init_server(federation, jax.random.key(0))

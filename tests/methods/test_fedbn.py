@@ -54,11 +54,7 @@ def normed_federation():
 
 FEDERATION = normed_federation()
 BUCKET = FEDERATION.buckets[0]
-NORMS = [
-    ("base", "block", "layer1"),
-    ("base", "block", "downsample_1"),
-    ("base", "last"),
-]
+NORMS = [("base", "block", "layer1"), ("base", "block", "downsample_1"), ("base", "last")]
 
 
 def test_norms_are_found_by_their_kind():

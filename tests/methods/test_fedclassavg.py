@@ -37,8 +37,7 @@ compiled_view = jax.jit(random_view)  # op by op it takes some forty programs
 
 
 def views(data, key):
-    """Batches (x1, x2, y) of a pass with this key; `train` keeps the third part of it for the
-    loss."""
+    """Batches (x1, x2, y) of a pass with this key; `train` keeps its third part for the loss."""
     loss_key = jax.random.split(key, 3)[2]
     x = tiny.pixels(data).reshape(-1, 2, 2, 1)
     for number in range(2):
@@ -85,10 +84,8 @@ def test_client_update_equals_the_reference(options, used, last_round):
 
 def test_a_client_takes_the_classifier_once_it_has_pretrained():
     method, data = fedclassavg(TRAINING), tiny.client_data(LABELS)
-    state, head = (
-        method.init_client(BUCKET, context(0)),
-        method.init_server(FEDERATION, jax.random.key(8)),
-    )
+    state = method.init_client(BUCKET, context(0))
+    head = method.init_server(FEDERATION, jax.random.key(8))
     for last_round, expected in ((NEWCOMER, state["params"]["head"]), (0, head)):
         client = method.receive(BUCKET, state, head, data, context(last_round))
         tiny.check_equal(client["params"], {"base": state["params"]["base"], "head": expected})

@@ -76,8 +76,7 @@ def local_batches(available, size, released=False):
 
 
 def test_images_cross_the_wire_in_the_generators_range():
-    """-1 to 1, what the noise of FedKTL's appendix D is added to; clients map them back, as the
-    next test shows."""
+    """-1 to 1, which noise is added to; clients map them back, see the next test."""
     sent = (
         method_of()
         .broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), tiny.context(0))
@@ -116,8 +115,7 @@ def first_params(client) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", CLIENTS)
 def test_client_update_equals_the_reference(case):
-    """Two steps of ArcFace and the regression. Without pairs, or with mu 0, what is left is local
-    training with the fixed class vectors."""
+    """Two steps of ArcFace and the regression; without pairs, or with mu 0, local training."""
     options, dim, size, recipe = CLIENTS[case]
     client, update = compiled_client(**options)
     released = options.get("variant") == "released"
@@ -161,8 +159,7 @@ def test_pairs_are_drawn_without_replacement_and_all_in_turn():
     ("available", "size", "lengths"), [(5, 2, [2, 2, 1]), (4, 2, [2, 2]), (3, 5, [3]), (0, 2, [0])]
 )
 def test_the_released_form_goes_through_pairs_in_passes(available, size, lengths):
-    """A pass takes every pair once, its last step the pairs that are left; the next pass has
-    another order."""
+    """A pass takes every pair once, in an order of its own; its last step has what is left."""
     present, key = jnp.arange(5) < available, jax.random.key(1)
     orders = set()
     for number in range(20):
@@ -209,7 +206,6 @@ class Whole(nn.Module):
 def test_a_model_of_ones_own_keeps_its_head():
     federation = make_federation({"whole": Whole()}, (2, 2, 1), C, num_clients=2)
     method_of().check(federation)
-    with pytest.raises(
-        ValueError, match="dim is 9; models that are not a SplitModel keep their 4 outputs"
-    ):
+    message = "dim is 9; models that are not a SplitModel keep their 4 outputs"
+    with pytest.raises(ValueError, match=message):
         method_of(dim=9).check(federation)

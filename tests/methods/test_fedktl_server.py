@@ -44,9 +44,8 @@ def server_step(method):
     start = jax.jit(lambda: method.init_server(FEDERATION, jax.random.key(1)))()
 
     def step(server, received, key, frozen):
-        return method.server_update(
-            FEDERATION, server, received, tiny.context()._replace(key=key, pretrained=frozen)
-        )
+        ctx = tiny.context()._replace(key=key, pretrained=frozen)
+        return method.server_update(FEDERATION, server, received, ctx)
 
     step = step if method.needs.pretrained.host else jax.jit(step)
     return start, lambda server, received, seed=2: step(
@@ -119,27 +118,23 @@ def test_options_that_are_given_stay_in_either_form():
     start, serve = compiled_server(variant="released", bounded=True, bandwidths=WIDTHS)
     ball = jax.tree.map(np.float64, tuple(RAW.variables.ball))
     f, old = as_reference(start.transformer), np.float64(start.centroids)
-    want, _ = reference.align_released(
-        f, X, LABELS, batches_of(RAW, True), old, 0.01, WIDTHS, ball=ball
-    )
-    assert_close(
-        as_reference(serve(start, receive(UPLOADS))[0].transformer), want, rtol=1e-5, atol=1e-5
-    )
+    batches = batches_of(RAW, True)
+    want, _ = reference.align_released(f, X, LABELS, batches, old, 0.01, WIDTHS, ball=ball)
+    server, _ = serve(start, receive(UPLOADS))
+    assert_close(as_reference(server.transformer), want, rtol=1e-5, atol=1e-5)
 
 
 @functools.cache
 def far_server(bounded: bool):
     """One client whose F was led astray: its last layer's outputs are far from any valid latent."""
     start, serve = compiled_server(bounded=bounded)
-    astray = start.transformer | {
-        "fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -400.0)}
-    }
-    return serve(start._replace(transformer=astray), receive({0: UPLOADS[0]}))
+    last = start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -400.0)}
+    astray = start._replace(transformer=start.transformer | {"fc2": last})
+    return serve(astray, receive({0: UPLOADS[0]}))
 
 
 def test_sent_vectors_stay_among_the_valid_latents():
-    """The vectors stay in the ball about the latents' mean; without it (bounded=False) nothing
-    pulls F back, and the run says so."""
+    """They stay in the ball about the mean; without it nothing pulls F back."""
     centre, radius = RAW.variables.ball
     w = RAW.sample_w(RAW.variables, jax.random.key(0), 1000)
     assert np.linalg.norm(w - centre, axis=1).max() == pytest.approx(float(radius), rel=1e-5)
@@ -148,9 +143,8 @@ def test_sent_vectors_stay_among_the_valid_latents():
         assert metrics["off_manifold"] == 1
         distance = np.linalg.norm(server.centroids - centre, axis=1)[[0, 2]].max() / radius
         np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
-        line = method_of(bounded=bounded).view.warn(
-            {name: float(value) for name, value in metrics.items()}
-        )
+        numbers = {name: float(value) for name, value in metrics.items()}
+        line = method_of(bounded=bounded).view.warn(numbers)
         if bounded:
             assert distance <= 1.0001 and "more than 90% of the latents" in line
         else:
@@ -159,8 +153,7 @@ def test_sent_vectors_stay_among_the_valid_latents():
 
 @pytest.mark.parametrize("source", ["valid", "noise"])
 def test_fixed_pairs_are_drawn_once(source):
-    """Valid latents with their images, or noise for both; nothing is uploaded and F is not
-    there."""
+    """Valid latents with their images, or noise for both; nothing is uploaded."""
     start, serve = compiled_server(source=source)
     nothing = {name: received._replace(uplink=()) for name, received in receive(UPLOADS).items()}
     assert start.transformer == {} and not start.available.any()
@@ -173,15 +166,12 @@ def test_fixed_pairs_are_drawn_once(source):
     images = fit(GENERATOR.synthesize(GENERATOR.variables, first.centroids), (2, 2, 1))
     if source == "valid":
         key = jax.random.split(jax.random.key(2))[0]
-        np.testing.assert_allclose(
-            first.centroids, RAW.sample_w(RAW.variables, key, C), rtol=1e-5, atol=1e-6
-        )
+        w = RAW.sample_w(RAW.variables, key, C)
+        np.testing.assert_allclose(first.centroids, w, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(first.images, images, atol=1e-6)
     else:
-        assert (
-            np.abs(first.images - images).max() > 0.05
-            and 0 <= first.images.min() <= first.images.max() < 1
-        )
+        assert np.abs(first.images - images).max() > 0.05
+        assert 0 <= first.images.min() <= first.images.max() < 1
 
 
 def test_noise_has_the_spread_of_valid_latents():
@@ -218,9 +208,8 @@ def test_a_generator_on_the_host():
         return 1 / (1 + np.exp(-w @ variables["image"])).reshape(-1, SIDE, SIDE, 3)
 
     on_host = GENERATOR._replace(synthesize=synthesize, host=True)
-    assert (
-        method_of(generator=on_host).needs.pretrained.host and not method_of().needs.pretrained.host
-    )
+    hosts = [method_of(generator=each).needs.pretrained.host for each in (on_host, GENERATOR)]
+    assert hosts == [True, False]
     start, compiled = compiled_server()
     _, serve = server_step(method_of(generator=on_host, antialias=False))
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
@@ -229,11 +218,8 @@ def test_a_generator_on_the_host():
         return np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
     jax.tree.map(close, (got._replace(images=()), metrics), (want._replace(images=()), expected))
-    w = np.asarray(want.centroids)
-    close(
-        got.images[:3],
-        fit(synthesize(jax.device_get(GENERATOR.variables), w), (2, 2, 1), False)[:3],
-    )
+    images = synthesize(jax.device_get(GENERATOR.variables), np.asarray(want.centroids))
+    close(got.images[:3], fit(images, (2, 2, 1), False)[:3])
     # these were shrunk with antialiasing
     assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3
 
@@ -245,12 +231,10 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
     def as_constant(generator) -> bool:
         """Returns True where the image matrix is a constant in the program of a server's step."""
         method = method_of(generator=generator)
-        ctx = tiny.context()
 
         def step(frozen):
-            return method.server_update(
-                FEDERATION, start, receive(UPLOADS), ctx._replace(pretrained=frozen)
-            )
+            ctx = tiny.context()._replace(pretrained=frozen)
+            return method.server_update(FEDERATION, start, receive(UPLOADS), ctx)
 
         program = jax.jit(step).lower(method.needs.pretrained.variables).as_text()
         assert weights in program
@@ -283,20 +267,16 @@ def test_a_conditional_generator_s_own_classes():
 
 def table_method(**options):
     """With latents of 512 numbers, and black images."""
-    return fedktl(
-        wire_table.TRAINING,
-        generator=GENERATOR._replace(
-            latent_dim=512,
-            sample_w=lambda _, key, n: jax.random.normal(key, (n, 512)),
-            synthesize=lambda _, w: jnp.zeros((len(w), 2, 2, 3)),
-        ),
-        **options,
+    generator = GENERATOR._replace(
+        latent_dim=512,
+        sample_w=lambda _, key, n: jax.random.normal(key, (n, 512)),
+        synthesize=lambda _, w: jnp.zeros((len(w), 2, 2, 3)),
     )
+    return fedktl(wire_table.TRAINING, generator=generator, **options)
 
 
 def test_pairs_of_the_papers_table():
-    """FedKTL's Table 5: of 100 classes 32x32x3 images and latents of 512 numbers, to 20 clients:
-    7.17M."""
+    """FedKTL's Table 5: 100 classes of 32x32x3 images and latents of 512, to 20 clients: 7.17M."""
     federation = make_federation({"mlp": mlp(100, (4,))}, (32, 32, 3), 100, num_clients=20)
     for options, numbers in [({}, 7_168_000), ({"transfer": "images"}, 6_144_000)]:
         method = table_method(**options)

@@ -49,10 +49,8 @@ def test_a_client_trains_the_global_extractor_with_its_own_head(weighting):
 def test_extractors_of_one_architecture_are_averaged_whatever_their_heads(weighting):
     """Client 2 has no samples, and weighs nothing."""
     federation, counts, arrived = three_buckets(), [3, 5, 0, 2, 1, 7], (1, 2, 4, 5)
-    assert [sorted(b.name for b in group) for group in groups_of(federation, extractor)] == [
-        ["other"],
-        ["deep", "plain"],
-    ]
+    expected = [["other"], ["deep", "plain"]]
+    assert [sorted(b.name for b in group) for group in groups_of(federation, extractor)] == expected
     method, by_samples = fedper(TRAINING, weighting), weighting == "samples"
     server = method.init_server(federation, jax.random.key(0))
     rng = np.random.default_rng(0)

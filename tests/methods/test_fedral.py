@@ -84,12 +84,8 @@ def test_client_update_equals_the_reference(angle_lr):
     # It starts from the matrix received, whatever it trained before.
     trained, uplink, metrics = update(client | {"angle": jnp.full((R, R), 9.0)}, 1)
     angle = np.where(sent, ANGLES[0], 0).astype(np.float64)
-    want, loss = reference.train(
-        tiny.flat_params(client["params"]) | {"angle": angle},
-        BATCHES,
-        LR,
-        LR if angle_lr is None else angle_lr,
-    )
+    params = tiny.flat_params(client["params"]) | {"angle": angle}
+    want, loss = reference.train(params, BATCHES, LR, LR if angle_lr is None else angle_lr)
     tiny.check_model(trained["params"], want, atol=2e-6)
     np.testing.assert_allclose(trained["angle"], want["angle"], rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
@@ -125,9 +121,8 @@ def test_prediction_is_by_either_matrix(inference):
 
 def test_the_first_matrix_is_sent_whole():
     for scale in (1.0, 3.0):
-        server = fedral(TRAINING, init_scale=scale).init_server(
-            tiny.linear_federation(width=100), jax.random.key(0)
-        )
+        method = fedral(TRAINING, init_scale=scale)
+        server = method.init_server(tiny.linear_federation(width=100), jax.random.key(0))
         assert server.mask.all()
         # within scale / sqrt(r)
         assert 0.095 * scale < np.abs(server.values).max() <= 0.1 * scale
@@ -135,8 +130,7 @@ def test_the_first_matrix_is_sent_whole():
 
 @pytest.mark.parametrize(("blocks", "kilobytes"), [(100, 9.77), (125, 7.81), (25, 39.06)])
 def test_upload_sizes_of_table_4(blocks, kilobytes):
-    """The table's fourth size, 1.56 KB or 400 numbers, is out of reach: 500 blocks of one entry are
-    500 numbers."""
+    """The fourth size, 400 numbers, is out of reach: 500 blocks of one entry are 500 numbers."""
     federation = tiny.linear_federation(2, 500, clients=1, buckets=1)
     bucket, data, ctx = federation.buckets[0], tiny.client_data([0, 1, 1]), tiny.context(0)
     size = kilobytes * 1024
@@ -144,9 +138,8 @@ def test_upload_sizes_of_table_4(blocks, kilobytes):
         method = fedral(TRAINING, **options)
         method.check(federation)
         downlink = method.init_server(federation, jax.random.key(0))
-        _, uplink, _ = method.client_update(
-            bucket, method.init_client(bucket, ctx), downlink, data, ctx
-        )
+        client = method.init_client(bucket, ctx)
+        _, uplink, _ = method.client_update(bucket, client, downlink, data, ctx)
         cost = wire_elements(uplink)
         assert int(cost.payload_bytes) == 4 * 500 * 500 // blocks == pytest.approx(size, abs=8)
         # the number of samples, and no index of an entry
@@ -197,16 +190,8 @@ def test_a_size_that_no_blocks_have_is_refused():
 
 
 def test_fewest_blocks_that_fit():
-    assert [fewest_blocks(budget, 6) for budget in (1000, 144, 143, 48, 47, 24)] == [
-        1,
-        1,
-        2,
-        3,
-        6,
-        6,
-    ]
-    with pytest.raises(
-        ValueError,
-        match=r"byte_budget is 1600; it must be at least 2000, the bytes of the smallest upload",
-    ):
+    expected = [1, 1, 2, 3, 6, 6]
+    assert [fewest_blocks(budget, 6) for budget in (1000, 144, 143, 48, 47, 24)] == expected
+    message = r"byte_budget is 1600; it must be at least 2000, the bytes of the smallest upload"
+    with pytest.raises(ValueError, match=message):
         fewest_blocks(1600, 500)

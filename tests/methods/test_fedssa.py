@@ -69,11 +69,8 @@ def test_server_update_equals_the_reference(form):
 def test_owners_who_stay_away_count_with_their_newest_rows(form):
     """Eq. 3 is over all clients that hold a class; those that never took part have no row."""
     options, method, serve = form
-    rounds = [
-        UPLOADS,
-        tiny.prototypes_of({0: [0, 2]}, K + 1, seed=1),
-        tiny.prototypes_of({1: [1], 2: [2]}, K + 1, 2),
-    ]
+    later = {0: [0, 2]}, {1: [1], 2: [2]}
+    rounds = [UPLOADS, *(tiny.prototypes_of(x, K + 1, i) for i, x in enumerate(later, 1))]
     server = first_server(method)
     for number, uploads in enumerate(rounds, 1):
         before, (server, _) = server, serve(server, uploads)
@@ -115,17 +112,14 @@ def test_without_semantics_everybody_owns_every_class():
 @pytest.mark.parametrize("decay", ["cosine", "linear", "step"])
 def test_stabilisation_and_its_growth(decay):
     if decay == "cosine":
-        np.testing.assert_allclose(
-            [stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4
-        )
+        shares = [stabilisation(t, 0.5, 2) for t in range(4)]
+        np.testing.assert_allclose(shares, [0.5, 0.3536, 0, 0], atol=1e-4)
     for t in range(9):
-        np.testing.assert_allclose(
-            stabilisation(t, 0.7, 5, decay), reference.stabilisation(t, 0.7, 5, decay), atol=1e-7
-        )
+        want = reference.stabilisation(t, 0.7, 5, decay)
+        np.testing.assert_allclose(stabilisation(t, 0.7, 5, decay), want, atol=1e-7)
     assert stabilisation(2, 0.5, 2, decay) == 0
-    np.testing.assert_allclose(
-        most_growth(0.7, 5, decay), reference.growth(0.7, 5, decay), rtol=1e-5
-    )
+    growth = reference.growth(0.7, 5, decay)
+    np.testing.assert_allclose(most_growth(0.7, 5, decay), growth, rtol=1e-5)
 
 
 @pytest.mark.parametrize("clock", ["client", "round"])
@@ -178,19 +172,12 @@ def test_client_update_equals_the_reference(hide):
 
 
 def test_fusing_that_compounds_is_refused_or_warned_of():
-    for form in (
-        {},
-        {"owners": "uploaded", "clock": "round"},
-        {"owners": "summed", "clock": "round"},
-    ):
-        with pytest.raises(
-            ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"
-        ):
+    for form in ({}, FORMS["uploaded"], FORMS["summed"]):
+        line = r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"
+        with pytest.raises(ValueError, match=line):
             fedssa(TRAINING, stable_rounds=50, **form)
-    with pytest.raises(
-        ValueError,
-        match="rows compound in every round; take clock='round', mu=0 or owners='stored'",
-    ):
+    message = "rows compound in every round; take clock='round', mu=0 or owners='stored'"
+    with pytest.raises(ValueError, match=message):
         fedssa(TRAINING, owners="uploaded")
     with pytest.raises(ValueError, match="owners='summed' fuses as long as new clients come"):
         fedssa(TRAINING, owners="summed")

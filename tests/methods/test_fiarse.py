@@ -66,10 +66,8 @@ def sent_to(method, i: int, by_layer: bool = False) -> Message:
     ],
 )
 def test_a_client_trains_its_largest_entries(variant, i, masks):
-    method, by_layer = (
-        fiarse(TRAINING, shares=SHARES, variant=variant, masks=masks),
-        masks == "layer",
-    )
+    method = fiarse(TRAINING, shares=SHARES, variant=variant, masks=masks)
+    by_layer = masks == "layer"
     downlink = sent_to(method, i, by_layer)
     start = {"params": model(9), "stats": {}}
     received, trained, uplink, metrics = play(method, start, downlink)

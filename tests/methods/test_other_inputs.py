@@ -1,5 +1,4 @@
-"""Methods on texts and on windows of sensor signals: those that need no images run, the others say
-what they need."""
+"""Methods on texts and sensor windows: those that need no images run, the others say so."""
 
 import jax
 import numpy as np
@@ -15,18 +14,7 @@ from fedjax_ht.models.sensors import TimeConvFeatures
 from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import (
-    ADAPTERS,
-    ASSIGNMENT,
-    NUM_CLASSES,
-    NUM_CLIENTS,
-    ONE_ARCHITECTURE,
-    RATES,
-    SLICES,
-    SlicedDense,
-    samples,
-    to_device,
-)
+from tests import federations
 from tests.standard import method_of, played
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
@@ -40,7 +28,7 @@ OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=
 def dataset_of(kind: str) -> Dataset:
     """The tiny federation's samples as texts of two to six tokens, some of which go with the class,
     or as waves whose frequency is the class."""
-    dataset, _ = samples()
+    dataset, _ = federations.samples()
     rng, labels, named = np.random.default_rng(0), dataset.labels, dataset.class_names
     shape = (len(labels), *SHAPES[kind])
     if kind == "texts":
@@ -57,28 +45,28 @@ def dataset_of(kind: str) -> Dataset:
 def module_of(kind: str, name: str):
     if kind == "texts":
         architecture = {"narrow": "fasttext", "wide": "lstm"}[name]
-        return text_model(architecture, NUM_CLASSES, VOCABULARY, WIDTH)
+        return text_model(architecture, federations.NUM_CLASSES, VOCABULARY, WIDTH)
     channels = {"narrow": (4,), "wide": (4, 6)}[name]
-    return SplitModel(TimeConvFeatures(channels, 3, feature_dim=8), Linear(NUM_CLASSES))
+    return SplitModel(TimeConvFeatures(channels, 3, feature_dim=8), Linear(federations.NUM_CLASSES))
 
 
 def federation_for(kind: str, name: str) -> Federation:
-    task = dataset_of(kind).input_shape, NUM_CLASSES
-    if name.split("+")[-1] in SLICES:
+    task = dataset_of(kind).input_shape, federations.NUM_CLASSES
+    if name.split("+")[-1] in federations.SLICES:
 
         def network(rate):
-            return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
+            return sliced_model(federations.SlicedDense((6, 8), rate), federations.NUM_CLASSES)
 
-        return make_sliced_federation(network, RATES, *task)
-    if name in ONE_ARCHITECTURE:
+        return make_sliced_federation(network, federations.RATES, *task)
+    if name in federations.ONE_ARCHITECTURE:
         modules = {"narrow": module_of(kind, "narrow")}
-        return make_federation(modules, *task, num_clients=NUM_CLIENTS)
+        return make_federation(modules, *task, num_clients=federations.NUM_CLIENTS)
     modules = {name: module_of(kind, name) for name in ("narrow", "wide")}
-    return make_federation(modules, *task, assignment=ASSIGNMENT)
+    return make_federation(modules, *task, assignment=federations.ASSIGNMENT)
 
 
 def simulation_of(kind: str, method, federation, options):
-    data = arranged(dataset_of(kind), samples()[1], federation)
+    data = arranged(dataset_of(kind), federations.samples()[1], federation)
     return make_simulation(method, federation, data, options)
 
 
@@ -86,12 +74,12 @@ def cases():
     yield pytest.param("windows of units", "fedproto", marks=pytest.mark.slow)
     for kind in ("texts", "windows"):
         for name in METHODS:
-            if name not in IMAGES and name not in ADAPTERS:
+            if name not in IMAGES and name not in federations.ADAPTERS:
                 marks = () if (kind, name) in ALWAYS else pytest.mark.slow
                 yield pytest.param(kind, name, marks=marks)
 
 
-@pytest.mark.parametrize("kind, name", cases())
+@pytest.mark.parametrize("kind, name", list(cases()))
 def test_two_rounds(kind, name):
     federation, method = federation_for(kind, name), method_of(name)
     method.check(federation)
@@ -105,7 +93,7 @@ def test_two_rounds(kind, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((states[-1].server, last)))
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), first, last))
     assert any(moved) or not moved  # clients of some methods keep nothing between rounds
-    scored = simulation.evaluate(to_device(states[-1]))
+    scored = simulation.evaluate(federations.to_device(states[-1]))
     held = scored.counts["test"] > 0
     for rule in method.rules:
         accuracy = scored.accuracy["test"][rule]

@@ -37,8 +37,7 @@ METADATA = {("fedssa", False): S, ("fedssa", True): 0, ("lg_fedavg", False): wir
 
 
 def case(row):
-    """Three kinds of messages are enough where the contract counts every method's: prototypes,
-    heads, and rows of heads."""
+    """Three kinds of messages are enough: prototypes, heads, and rows of heads."""
     is_slow = row[0] not in ("fedproto", "lg_fedavg", "fedssa")
     return pytest.param(*row, marks=pytest.mark.slow if is_slow else ())
 

@@ -50,19 +50,34 @@ def update(method, client, sent, round=0):
     return tiny.play(method, client, sent, data=DATA, ctx=tiny.context(0, round=round))[1:]
 
 
-@pytest.mark.parametrize("loss", ["mae", "mse"])
-def test_a_client_of_fedmd_digests_and_revisits(loss):
-    method = fedmd(TRAINING, digest_loss=loss, pretrain_epochs=0, **SETTINGS)
-    targets = np.random.default_rng(1).normal(size=(P, C))
-    start = {"params": model(3), "stats": {}, "is_pretrained": jnp.zeros((), bool)}
+def halved(scores, targets):
+    """KT-pFL's distance at temperature 2."""
+    return reference.divergence(scores / 2, reference.softmax(targets / 2))
+
+
+NEW = {"is_pretrained": jnp.zeros((), bool)}
+ABSOLUTE = fedmd(TRAINING, digest_loss="mae", pretrain_epochs=0, **SETTINGS)
+SQUARED = fedmd(TRAINING, digest_loss="mse", pretrain_epochs=0, **SETTINGS)
+CLIENTS = {  # the method, its own state, its distance, and what it sends of logits
+    "fedmd, absolute": (ABSOLUTE, NEW, reference.absolute_error, np.asarray),
+    "fedmd, squared": (SQUARED, NEW, reference.squared_error, np.asarray),
+    "dsfl": (dsfl(TRAINING, **SETTINGS), {}, reference.divergence, reference.softmax),
+    "ktpfl": (ktpfl(TRAINING, temperature=2.0, **SETTINGS), {}, halved, np.asarray),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_digests_what_it_receives_and_revisits_its_own_samples(name):
+    method, state, distance, made = CLIENTS[name]
+    targets = made(np.random.default_rng(1).normal(size=(P, C)))
+    start = {"params": model(3), "stats": {}} | state
     client, uplink, metrics = update(method, start, downlink(targets))
-    distance = {"mae": reference.absolute_error, "mse": reference.squared_error}[loss]
     before = tiny.flat_params(start["params"])
     params = reference.digest(before, X[5 + PLACES], targets, distance, LR, 2)
     params, value, _ = linear_client.train(params, OWN, LR)
     check_model(client["params"], params)
-    expected = linear_client.logits(params, X[5 + ASKED])
-    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-5)
+    expected = made(linear_client.logits(params, X[5 + ASKED]))
+    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
 
 
@@ -90,18 +105,6 @@ def test_without_a_digest_fedmd_is_local_training():
     params, _, _ = linear_client.train(tiny.flat_params(start["params"]), OWN, LR)
     check_model(client["params"], params)
     assert metrics["digest_loss"] == 0
-
-
-def test_a_client_of_dsfl_learns_from_sharpened_labels():
-    targets = reference.softmax(np.random.default_rng(1).normal(size=(P, C)))
-    start = {"params": model(3), "stats": {}}
-    client, uplink, _ = update(dsfl(TRAINING, **SETTINGS), start, downlink(targets))
-    before = tiny.flat_params(start["params"])
-    params = reference.digest(before, X[5 + PLACES], targets, reference.divergence, LR, 2)
-    params, _, _ = linear_client.train(params, OWN, LR)
-    check_model(client["params"], params)
-    expected = reference.softmax(linear_client.logits(params, X[5 + ASKED]))
-    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-6)
 
 
 SENT = reference.softmax(np.random.default_rng(2).normal(size=(2, P, C))).astype(np.float32)
@@ -163,23 +166,6 @@ def test_the_server_of_dsfl_sharpens_the_mean_and_learns_from_it(temperature):
     check_model(method.global_model.params(new), params)
     entropy = -(targets * np.log(targets)).sum(-1).mean()
     np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-4)
-
-
-def test_a_client_of_ktpfl_learns_from_its_mixture_at_a_temperature():
-    targets = np.random.default_rng(1).normal(size=(P, C))
-    start = {"params": model(3), "stats": {}}
-    method = ktpfl(TRAINING, temperature=2.0, **SETTINGS)
-    client, uplink, _ = update(method, start, downlink(targets))
-
-    def distance(scores, targets):
-        return reference.divergence(scores / 2, reference.softmax(targets / 2))
-
-    before = tiny.flat_params(start["params"])
-    params = reference.digest(before, X[5 + PLACES], targets, distance, LR, 2)
-    params, _, _ = linear_client.train(params, OWN, LR)
-    check_model(client["params"], params)
-    expected = linear_client.logits(params, X[5 + ASKED])
-    np.testing.assert_allclose(uplink, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_server_of_ktpfl_learns_who_teaches_whom():

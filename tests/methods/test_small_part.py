@@ -33,14 +33,9 @@ def flat_base(params) -> dict:
 
 def flat_gate(params) -> dict:
     first, second, norm = params["Linear_0"], params["Linear_1"], params["LayerNorm_0"]
-    named = {
-        "in_kernel": first["kernel"],
-        "in_bias": first["bias"],
-        "scale": norm["scale"],
-        "shift": norm["bias"],
-        "out_kernel": second["kernel"],
-        "out_bias": second["bias"],
-    }
+    named = {"scale": norm["scale"], "shift": norm["bias"]}
+    for name, layer in (("in", first), ("out", second)):
+        named |= {f"{name}_kernel": layer["kernel"], f"{name}_bias": layer["bias"]}
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
@@ -102,9 +97,8 @@ def test_pfedmoe_trains_all_parts_and_predicts_by_the_servers_extractor():
     check_close(flat_base(uplink.params), want["shared"])
     assert uplink.params.keys() == {"base"} and uplink.num_samples.value == 10
     x, mask = tiny.SHORT_DATA.preprocess(tiny.SHORT_DATA.inputs), jnp.ones(5, bool)
-    scores = reference.moe_logits(
-        want | {"shared": flat_base(server)}, tiny.pixels(tiny.SHORT_DATA)
-    )
+    parts = want | {"shared": flat_base(server)}
+    scores = reference.moe_logits(parts, tiny.pixels(tiny.SHORT_DATA))
     got = method.predict(tiny.BUCKET, trained, server, x, mask)["head"]
     np.testing.assert_allclose(got, scores, **CLOSE)
 
@@ -119,10 +113,9 @@ def test_pfedes_trains_the_model_and_then_the_extractor():
     )
     check_close(tiny.flat_params(trained["params"]), private)
     check_close(flat_extractor(uplink.params), extractor)
-    colour = pfedes(TRAINING).init_server(
-        make_federation({"a": SplitModel(tiny.Flat(3), Linear(4))}, (4, 4, 3), 4, num_clients=1),
-        jax.random.key(0),
-    )
+    models = {"a": SplitModel(tiny.Flat(3), Linear(4))}
+    colour = make_federation(models, (4, 4, 3), 4, num_clients=1)
+    colour = pfedes(TRAINING).init_server(colour, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(colour)) == 443
 
 
@@ -164,9 +157,8 @@ def test_a_gate_sees_flat_floats_or_the_mean_embedding_of_tokens():
     table = np.arange(8.0).reshape(4, 2)
     params = {"base": {"words": {"embedding": jnp.asarray(table)}, "fc": {"kernel": jnp.ones(3)}}}
     tokens = jnp.array([[1, 3, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(
-        gate_input(params, tokens), [(table[1] + table[3]) / 2, np.zeros(2)]
-    )
+    means = [(table[1] + table[3]) / 2, np.zeros(2)]
+    np.testing.assert_array_equal(gate_input(params, tokens), means)
     several = {"base": params["base"] | {"places": {"embedding": jnp.ones((3, 2))}}}
     assert gate_input(several, tokens) is None
     assert gate_input(params, (tokens, jnp.array([2, 0]))) is None
@@ -177,8 +169,7 @@ def test_tokens_without_an_embedding_are_refused_in_one_line():
     texts = {"text": text_model("fasttext", 4, 20, 3)}
     pfedmoe(TRAINING).check(make_federation(texts, tokens, 4, num_clients=1))
     flat = {"flat": SplitModel(tiny.Flat(3), Linear(4))}
-    with pytest.raises(
-        ValueError, match=r"one embedding; model 'flat' takes int32 \(6,\)"
-    ) as error:
+    message = r"one embedding; model 'flat' takes int32 \(6,\)"
+    with pytest.raises(ValueError, match=message) as error:
         pfedmoe(TRAINING).check(make_federation(flat, tokens, 4, num_clients=1))
     assert "\n" not in str(error.value)

@@ -13,13 +13,7 @@ from fedjax_ht.data.client_data import with_public
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.trust.disclosure import traced_round
-from tests.federations import (
-    COMPOSED,
-    NUM_CLIENTS,
-    TRAINING,
-    federation_data,
-    federation_for,
-)
+from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_data, federation_for
 from tests.method_wires import settings
 
 PAIR = (0, 1)  # clients of one bucket, with equal counts; of each others'
@@ -79,8 +73,7 @@ def moved(name: str, **options) -> tuple[float, float]:
     received, longest = {}, 0.0
 
     def entry(leaf, rows, shift):
-        """An array of all of a bucket's clients; `shift`: whether it is an update that may be
-        moved."""
+        """An array of all of a bucket's clients; `shift`: an update that may be moved."""
         shape = (len(rows), *leaf.shape)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             x = rng.normal(size=shape) if shift else rng.uniform(1, 9, shape)

@@ -24,8 +24,7 @@ FAST = {"local", "lg_fedavg", "scaffold"}
 
 
 def learn(task: str) -> tuple[Task, np.ndarray]:
-    """The means of the images' columns, and of all of them, or which of these are bright, as
-    labels or as the class of one pixel."""
+    """Labels: means of the images' columns and of all, or which of these are bright."""
     dataset, _ = samples()
     pixels = dataset.inputs[..., 0].astype(np.float64)
     means = np.concatenate([pixels.mean(1), pixels.mean((1, 2))[:, None]], 1)

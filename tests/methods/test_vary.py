@@ -1,5 +1,4 @@
-"""Numbers of a method that may be arguments of its programs: all that a factory takes traced go
-through a round."""
+"""Numbers of a method that may be arguments of its programs go through a round traced."""
 
 import dataclasses
 

@@ -1,5 +1,4 @@
-"""Low-rank adapters: the sum that they are, what is frozen, and where the frozen weights come
-from."""
+"""Low-rank adapters: the sum that they are, what is frozen, where frozen weights come from."""
 
 import flax.linen as nn
 import jax
@@ -145,8 +144,7 @@ def step_flops(bucket) -> float:
 
 
 def test_costs_are_of_adapters():
-    """The optimiser has moments of adapters and head alone, and no gradient of a kernel is taken:
-    a training step multiplies less than one of the whole model."""
+    """Moments are of adapters and head, and no gradient of a kernel is taken."""
     whole, narrow = mlp(NUM_CLASSES, (64, 64)), lora(mlp(NUM_CLASSES, (64, 64)), 1)
     buckets, sizes, work = [], [], []
     for module in (whole, narrow):
@@ -173,8 +171,7 @@ def test_costs_are_of_adapters():
 
 
 def test_norms_of_a_frozen_extractor_keep_their_statistics():
-    """Statistics of batch norms are the client's, and static norms show theirs, so that privacy of
-    samples refuses either."""
+    """Statistics are the client's, so that privacy of samples refuses either norm."""
     for kind in ("batch", "static_batch"):
         module = lora(SplitModel(Normed(kind), nn.Dense(NUM_CLASSES), stateful=True), 2)
         federation = make_federation({"model": module}, SHAPE, NUM_CLASSES, num_clients=1)

@@ -9,6 +9,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp
 from fedjax_ht.models.cnn import ConvFeatures, ConvLayer
 from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import htc4_heads, vit_head
 from tests.federations import count_parameters
 from tests.reference import conv as ref
 
@@ -33,23 +34,18 @@ def test_parameters_of_the_4_layer_cnn(input_shape, base):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "totals"),
+    ("num_classes", "shape", "width", "totals"),
     [
-        (10, [2_621_558, 1_815_142, 1_320_558, 1_060_358, 670_058]),
-        (100, [2_666_648, 1_860_232, 1_365_648, 1_105_448, 715_148]),
+        (10, (32, 32, 3), 500, [2_621_558, 1_815_142, 1_320_558, 1_060_358, 670_058]),
+        (100, (32, 32, 3), 500, [2_666_648, 1_860_232, 1_365_648, 1_105_448, 715_148]),
+        (10, (28, 28, 1), 50, [122_400, 85_300, 66_750, 48_200, 29_650]),
     ],
 )
-def test_parameters_of_the_colour_cnns(num_classes, totals):
-    counts = parameters(cnn5_group(num_classes, 3), (32, 32, 3), num_classes)
+def test_parameters_of_the_five_cnns(num_classes, shape, width, totals):
+    counts = parameters(cnn5_group(num_classes, shape[-1]), shape, num_classes)
     assert list(counts) == ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
     assert [sum(c) for c in counts.values()] == totals
-    assert {head for _, head in counts.values()} == {501 * num_classes}
-
-
-def test_parameters_of_the_grey_cnns():
-    counts = parameters(cnn5_group(10, 1), (28, 28, 1), 10)
-    assert [sum(c) for c in counts.values()] == [122_400, 85_300, 66_750, 48_200, 29_650]
-    assert {head for _, head in counts.values()} == {51 * 10}
+    assert {head for _, head in counts.values()} == {(width + 1) * num_classes}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +62,8 @@ def test_forward_pass_of_a_cnn_is_conv_relu_pool_then_linear_relu(small_cnn):
 
     z = x
     for layer in ("conv1", "conv2"):
-        z = ref.max_pool_2x2(
-            np.maximum(ref.conv2d(z, base[layer]["kernel"]) + base[layer]["bias"], 0)
-        )
+        z = ref.conv2d(z, base[layer]["kernel"]) + base[layer]["bias"]
+        z = ref.max_pool_2x2(np.maximum(z, 0))
     z = np.maximum(z.reshape(2, -1) @ base["fc1"]["kernel"] + base["fc1"]["bias"], 0)
 
     @jax.jit
@@ -84,10 +79,9 @@ def test_forward_pass_of_a_cnn_is_conv_relu_pool_then_linear_relu(small_cnn):
 def test_a_cnn_drops_out_where_there_is_a_key():
     base = ConvFeatures((ConvLayer(8, 3, padding=1, pooled=False),), (64,), dropout=(0.25, 0.5))
     x, mask = jnp.ones((2, 4, 4, 1)), jnp.ones(2, bool)
-    kept, dropping = (
-        make_federation({"m": SplitModel(part, Linear(3))}, (4, 4, 1), 3, num_clients=1).buckets[0]
-        for part in (base.clone(dropout=(0.0, 0.0)), base)
-    )
+    models = {"kept": base.clone(dropout=(0.0, 0.0)), "dropping": base}
+    models = {name: SplitModel(part, Linear(3)) for name, part in models.items()}
+    kept, dropping = make_federation(models, (4, 4, 1), 3, num_clients=2).buckets
     params = initialised(dropping)["params"]
     assert params["base"]["fc1"]["kernel"].shape == (4 * 4 * 8, 64)  # padded, not pooled
 
@@ -177,15 +171,11 @@ def test_a_users_own_flax_module_with_batch_statistics(module):
     assert (bucket.num_classes, bucket.feature_dim) == (3, 6)
     assert count_parameters(bucket) == {"base": 3 * 6 + 6, "head": 6 * 3 + 3}
     variables = initialised(bucket)
-    mask = jnp.array([True, True, False])
-    out, stats = features(
-        bucket, variables["params"], variables["stats"], jnp.ones((3, 4, 4, 3)), mask, train=True
-    )
+    params, x, mask = variables["params"], jnp.ones((3, 4, 4, 3)), jnp.array([True, True, False])
+    out, stats = features(bucket, params, variables["stats"], x, mask, train=True)
     assert out.shape == (3, 6)
     assert jax.tree.leaves(stats) == [2]
-    _, kept = features(
-        bucket, variables["params"], stats, jnp.ones((3, 4, 4, 3)), mask, train=False
-    )
+    _, kept = features(bucket, params, stats, x, mask, train=False)
     assert jax.tree.leaves(kept) == [2]
 
 
@@ -209,6 +199,9 @@ class Unflattened(nn.Module):
         return nn.Dense(2)(x)
 
 
+LISTED = nn.Sequential([nn.Dense(4), nn.relu])
+
+
 def build(module=None, **changes):
     arguments = {"num_classes": 3, "num_clients": 2} | changes
     return make_federation({"m": module or mlp(3, (4,))}, (2, 2, 1), **arguments)
@@ -221,8 +214,8 @@ def build(module=None, **changes):
         (lambda: build(SplitModel(Unflattened(), nn.Dense(3))), r"model 'm' returns features \(1"),
         (lambda: build(Headless()), r"model 'm' has parameters \['dense'\]; expected 'base' and"),
         (
-            lambda: build(SplitModel(nn.Sequential([nn.Dense(4), nn.relu]), nn.Dense(3))),
-            r"model 'm' has no hash: give its modules tuples where they have lists$",
+            lambda: build(SplitModel(LISTED, nn.Dense(3))),
+            r"model 'm' has no hash: give its modules",
         ),
         (lambda: build(num_clients=None, assignment=["m", "n"]), r"assignment names 'n', but the"),
         (lambda: build(num_clients=None), r"give either num_clients or assignment"),
@@ -237,8 +230,41 @@ def test_make_federation_says_in_one_line_what_is_wrong(make, message):
 
 
 def test_feature_dim_of_models_that_differ():
-    federation = make_federation(
-        {"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2
-    )
+    modules = {"a": mlp(2, (4,)), "b": mlp(2, (5,))}
+    federation = make_federation(modules, (2, 2, 1), 2, num_clients=2)
     with pytest.raises(ValueError, match=r"one feature width, got \{'a': 4, 'b': 5\}"):
         _ = federation.feature_dim
+
+
+FEATURES = np.random.default_rng(0).standard_normal((5, 512)).astype(np.float32)
+
+
+def size(head):
+    x = jax.ShapeDtypeStruct((1, 512), jnp.float32)
+    variables = jax.eval_shape(head.init, jax.random.key(0), x)
+    return sum(leaf.size for leaf in jax.tree.leaves(variables))
+
+
+def test_published_sizes_at_100_classes():
+    assert [size(head) for head in htc4_heads(100)] == [51_300, 313_956, 157_028, 78_564]
+    assert size(vit_head(100)) == 470_884
+
+
+@pytest.mark.parametrize(
+    ("head", "activate"), [(vit_head(3), np.tanh), (htc4_heads(3)[2], lambda x: np.maximum(x, 0))]
+)
+def test_an_activation_stands_between_the_layers_and_not_behind_them(head, activate):
+    variables = head.init(jax.random.key(0), FEATURES)
+    first, second = (jax.device_get(variables["params"][f"fc{i}"]) for i in (1, 2))
+    hidden = activate(FEATURES @ first["kernel"] + first["bias"])
+    expected = hidden @ second["kernel"] + second["bias"]
+    assert (expected < 0).any()
+    np.testing.assert_allclose(head.apply(variables, FEATURES), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_output_relu_cuts_the_logits_of_every_htc4_head():
+    for plain, released in zip(htc4_heads(3), htc4_heads(3, output_relu=True)):
+        variables = plain.init(jax.random.key(0), FEATURES)
+        logits = plain.apply(variables, FEATURES)
+        assert (logits < 0).any()
+        np.testing.assert_array_equal(released.apply(variables, FEATURES), np.maximum(logits, 0))

@@ -1,5 +1,4 @@
-"""Width-sliced networks: published sizes, and a slice against the whole network with all else set
-to zero."""
+"""Width-sliced networks: published sizes, and a slice against the whole with zeros elsewhere."""
 
 import functools
 import math
@@ -80,8 +79,7 @@ def test_width_of_a_slice_rounds_up():
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_axes_are_those_of_the_parameters_at_every_rate(name, per_layer):
-    """Each axis is as long as its group is wide, at every rate: the network and what it says of
-    itself agree."""
+    """Each axis is as long as its group is wide, at every rate."""
     for rate in (1.0, 1 / 2, 1 / 4):
         module = sliced_model(TINY[name].clone(rate=rate), CLASSES)
         params = shapes(module, SHAPE)
@@ -135,8 +133,7 @@ def batch():
 
 @functools.cache
 def logits_and_gradient(name, rate, norm="static_batch"):
-    """params -> the network's logits in evaluation, and the gradient of its cross-entropy in
-    training; both flat."""
+    """params -> logits in evaluation, and the gradient of cross-entropy in training; both flat."""
     module = sliced_model(TINY[name].clone(rate=rate, norm=norm, scaler=False), CLASSES)
     x, y, mask = batch()
 
@@ -157,8 +154,7 @@ def slice_plan(name, rate, mode, per_layer=False):
 
 
 def oracle(name, rate, plan, per_layer=False):
-    """The slice's logits and gradient, and the same of the whole network with everything else zero;
-    the mask."""
+    """The slice's logits and gradient, those of the whole with zeros elsewhere; the mask."""
     params = whole_parameters(name)
     axes = flat(
         parameter_axes(
@@ -189,8 +185,7 @@ def test_a_slice_is_the_whole_network_without_the_rest(name, rate):
 
 
 def test_the_scaler_divides_by_the_rate_in_training_alone():
-    """Without norms it is all that differs: each of two layers doubles what it gets, biases and
-    all."""
+    """Without norms each of two layers doubles what it gets, biases and all."""
     x, _, mask = batch()
     modules = [
         sliced_model(ConvNet((8,), 1 / 2, "none", scaler), CLASSES) for scaler in (True, False)

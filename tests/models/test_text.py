@@ -1,5 +1,4 @@
-"""Text models: torch's numbers where it is installed, what padding does, initial weights, dropout,
-groups."""
+"""Text models: torch's numbers where it is installed, padding, initial weights, dropout."""
 
 import functools
 import re
@@ -134,8 +133,7 @@ def test_padding_changes_nothing(name):
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "bilstm"])
 def test_a_text_of_any_length_beside_a_chunk_is_read_to_its_end(name):
-    """Chunks behind the longest text are skipped: the last token may be the first of one. Beside a
-    longer text nothing is."""
+    """Chunks behind the longest text are skipped: its last token may be the first of one."""
     chunk = recurrent.CHUNK
     longest, lengths = 2 * chunk + 5, [1, chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1]
     tokens = np.random.default_rng(0).integers(1, VOCABULARY, (1 + len(lengths), longest))
@@ -196,8 +194,7 @@ def weight_bound(name: str, path: str) -> float:
 
 @every_model
 def test_initial_weights_are_torchs(name):
-    """Embeddings normal, or uniform within 0.1 of a transformer; everything else within
-    1/sqrt(fan_in)."""
+    """Embeddings normal, a transformer's uniform within 0.1; all else within 1/sqrt(fan_in)."""
     big = (
         text_transformer(CLASSES, 2000, 64, 4, 2)
         if name == "transformer"

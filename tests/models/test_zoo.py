@@ -1,5 +1,4 @@
-"""The convolutional extractors: sizes, names, where masks and dropout go, and their blocks against
-NumPy."""
+"""The convolutional extractors: sizes, names, masks and dropout, blocks against NumPy."""
 
 import functools
 import itertools
@@ -13,18 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from fedjax_ht.lab.weights.torchvision import variables_from_torchvision
-from fedjax_ht.models.convnets import (
-    BasicBlock,
-    Bottleneck,
-    ConvNorm,
-    GoogLeNet,
-    Inception,
-    InvertedResidual,
-    ResNet,
-    googlenet,
-    mobilenet_v2,
-    resnet,
-)
+from fedjax_ht.models import convnets
 from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite0, padded
 from fedjax_ht.models.layers import Norm
 from fedjax_ht.models.registry import model_group
@@ -48,8 +36,8 @@ BASE_PARAMETERS = {  # of the extractor, without its head
 
 def build(name: str, num_classes: int = 10, **options) -> nn.Module:
     if name.startswith("resnet"):
-        return resnet(int(name.removeprefix("resnet")), num_classes, **options)
-    builders = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
+        return convnets.resnet(int(name.removeprefix("resnet")), num_classes, **options)
+    builders = {"googlenet": convnets.googlenet, "mobilenet_v2": convnets.mobilenet_v2}
     builders["efficientnet_lite0"] = efficientnet_lite0
     return builders[name](num_classes, **options)
 
@@ -67,15 +55,12 @@ def randomised(module: nn.Module, x, seed: int = 0):
     """Variables of the module, every entry random, scales and variances positive."""
     rng = np.random.default_rng(seed)
 
-    def draw(leaf):
-        return (rng.uniform(0.5, 1.5, leaf.shape) * rng.choice([-0.3, 0.3], leaf.shape)).astype(
-            np.float32
-        )
+    def draw(path, leaf):
+        drawn = rng.uniform(0.5, 1.5, leaf.shape) * rng.choice([-0.3, 0.3], leaf.shape)
+        return np.float32(abs(drawn) if path[-1].key in ("scale", "var") else drawn)
 
-    variables = jax.tree.map(draw, shapes(module, x.shape[1:], False, None)[1])
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: abs(leaf) if path[-1].key in ("scale", "var") else leaf, variables
-    )
+    _, variables = shapes(module, x.shape[1:], False, None)
+    return jax.tree_util.tree_map_with_path(draw, variables)
 
 
 @pytest.mark.parametrize("name", BASE_PARAMETERS)
@@ -100,7 +85,7 @@ def test_features_for_every_size_of_image(name, input_shape):
 
 def test_unknown_depth():
     with pytest.raises(ValueError, match=r"unknown ResNet of depth 20; the depths are 4, 6, 8, 10"):
-        resnet(20, 10)
+        convnets.resnet(20, 10)
 
 
 KERNELS = {
@@ -133,8 +118,7 @@ def test_modules_are_named_after_torchvisions(name):
 
 
 def spied(module, kind, *args, **options):
-    """[(path, module, arguments)] of every call of a module of this kind, and the variables'
-    shapes."""
+    """[(path, module, arguments)] of all calls of a kind of module, and the variables' shapes."""
     seen = []
 
     def spy(call, positional, named, context):
@@ -142,22 +126,21 @@ def spied(module, kind, *args, **options):
             seen.append(("/".join(context.module.path), context.module.clone(), positional))
         return call(*positional, **named)
 
+    def run(variables):
+        x = jnp.zeros((2, 32, 32, 3))
+        return module.apply(variables, x, *args, mutable=["batch_stats"], **options)
+
     _, variables = shapes(module)
     with nn.intercept_methods(spy):
-        jax.eval_shape(
-            lambda v: module.apply(
-                v, jnp.zeros((2, 32, 32, 3)), *args, mutable=["batch_stats"], **options
-            ),
-            variables,
-        )
+        jax.eval_shape(run, variables)
     return seen, variables
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        ResNet((1, 3), norm="group", scan_from=2),
-        ResNet((1, 3), bottleneck=True, scan_from=2),
+        convnets.ResNet((1, 3), norm="group", scan_from=2),
+        convnets.ResNet((1, 3), bottleneck=True, scan_from=2),
         build("googlenet").base,
         build("mobilenet_v2", norm="static_batch").base,
     ],
@@ -166,14 +149,10 @@ def spied(module, kind, *args, **options):
 def test_every_norm_is_of_the_kind_asked_for_and_is_given_train_and_mask(module):
     mask = np.array([True, False])
     calls, variables = spied(module, Norm, True, mask)
-    paths = {
-        path.removesuffix("/scale")
-        for path in flatten_dict(variables["params"], sep="/")
-        if "scale" in path
-    }
-    assert {path for path, _, _ in calls} == paths
+    scales = [path for path in flatten_dict(variables["params"], sep="/") if "scale" in path]
+    assert {path for path, _, _ in calls} == {path.removesuffix("/scale") for path in scales}
     for _, norm, (_, train, norm_mask) in calls:
-        epsilon = 1e-3 if isinstance(module, GoogLeNet) else 1e-5
+        epsilon = 1e-3 if isinstance(module, convnets.GoogLeNet) else 1e-5
         assert (norm.kind, norm.epsilon) == (module.norm, epsilon)
         assert train is True and norm_mask is mask
     assert ("batch_stats" in variables) == (module.norm == "batch")
@@ -188,12 +167,15 @@ def test_dropout_is_in_training_only_and_before_the_pooling(name, width, train):
     assert [(drop.rate, drop.deterministic, x.shape) for _, drop, (x,) in calls] == expected
 
 
+SIDES = [16] * 2 + [8] * 2 + [4] * 3 + [2] * 7 + [1] * 3
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "sides"),
     [
-        ("resnet34", BasicBlock, [8] * 4 + [4] * 4 + [2] * 6 + [1] * 2),
-        ("googlenet", Inception, [4] * 2 + [2] * 5 + [1] * 2),
-        ("mobilenet_v2", InvertedResidual, [16] * 2 + [8] * 2 + [4] * 3 + [2] * 7 + [1] * 3),
+        ("resnet34", convnets.BasicBlock, [8] * 4 + [4] * 4 + [2] * 6 + [1] * 2),
+        ("googlenet", convnets.Inception, [4] * 2 + [2] * 5 + [1] * 2),
+        ("mobilenet_v2", convnets.InvertedResidual, SIDES),
     ],
 )
 def test_resolution_of_every_blocks_input(name, kind, sides):
@@ -202,27 +184,16 @@ def test_resolution_of_every_blocks_input(name, kind, sides):
 
 
 def test_initial_weights():
-    """Weights are Kaiming normal with torch's fan-out, which for a depthwise kernel too is features
-    times area; or of std 0.01."""
-    modules = {
-        "bottleneck": Bottleneck(64, 2),
-        "inverted": InvertedResidual(64, 1, 6),
-        "inception": ConvNorm(64, 3),
-    }
+    """Kaiming normal with torch's fan-out, for depthwise kernels too; or std 0.01."""
+    modules = (convnets.Bottleneck(64, 2), convnets.InvertedResidual(64, 1, 6))
 
     @jax.jit
     def initial(key):
-        return {
-            name: module.init(key, jnp.zeros((1, 4, 4, 64)), False, None)
-            for name, module in modules.items()
-        }
+        x = jnp.zeros((1, 4, 4, 64))
+        return [m.init(key, x, False, None) for m in (*modules, convnets.ConvNorm(64, 3))]
 
-    variables = initial(jax.random.key(0))
-    params = {
-        name: flatten_dict(jax.tree.map(np.asarray, v["params"]), sep="/")
-        for name, v in variables.items()
-    }
-    bottleneck, inverted, inception = (params[name] for name in modules)
+    variables = jax.device_get(initial(jax.random.key(0)))
+    bottleneck, inverted, inception = (flatten_dict(v["params"], sep="/") for v in variables)
     kernels = {
         "conv1": (bottleneck["conv1/kernel"], (2 / 64) ** 0.5),
         "conv2": (bottleneck["conv2/kernel"], (2 / (9 * 64)) ** 0.5),
@@ -243,9 +214,8 @@ def test_initial_weights():
 
 def conv(x, kernel, stride=1):
     pad = kernel.shape[0] // 2
-    return ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)[
-        :, ::stride, ::stride
-    ]
+    y = ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)
+    return y[:, ::stride, ::stride]
 
 
 def depthwise(x, kernel, stride):
@@ -266,29 +236,32 @@ def relu6(x):
     return np.clip(x, 0, 6)
 
 
+def kernels_of(v):
+    return {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+
+
+def beside(x, v, stride):
+    """What a residual block adds: its input, or where it strides a projection."""
+    if stride == 1:
+        return x
+    return running_norm(conv(x, kernels_of(v)["downsample_0"], stride), v, "downsample_1")
+
+
 def basic(x, v, stride):
-    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    k = kernels_of(v)
     y = relu(running_norm(conv(x, k["conv1"], stride), v, "bn1"))
-    y = running_norm(conv(y, k["conv2"]), v, "bn2")
-    return relu(
-        y
-        + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x)
-    )
+    return relu(running_norm(conv(y, k["conv2"]), v, "bn2") + beside(x, v, stride))
 
 
 def bottleneck(x, v, stride):
-    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    k = kernels_of(v)
     y = relu(running_norm(conv(x, k["conv1"]), v, "bn1"))
     y = relu(running_norm(conv(y, k["conv2"], stride), v, "bn2"))
-    y = running_norm(conv(y, k["conv3"]), v, "bn3")
-    return relu(
-        y
-        + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x)
-    )
+    return relu(running_norm(conv(y, k["conv3"]), v, "bn3") + beside(x, v, stride))
 
 
 def inverted_residual(x, v, stride):
-    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    k = kernels_of(v)
     y = relu6(running_norm(conv(x, k["conv_0_0"]), v, "conv_0_1"))
     y = relu6(running_norm(depthwise(y, k["conv_1_0"], stride), v, "conv_1_1"))
     y = running_norm(conv(y, k["conv_2"]), v, "conv_3")
@@ -301,10 +274,8 @@ def inception(x, v, _):
         return relu(running_norm(conv(x, inner["params"]["conv"]["kernel"]), inner, "bn", 1e-3))
 
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    pooled = np.max(
-        [padded[:, i : i + x.shape[1], j : j + x.shape[2]] for i in range(3) for j in range(3)],
-        axis=0,
-    )
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    pooled = windows.max((-2, -1))
     branches = [layer(x, "branch1")]
     branches += [layer(layer(x, f"branch{i}_0"), f"branch{i}_1") for i in (2, 3)]
     return np.concatenate([*branches, layer(pooled, "branch4_1")], axis=-1)
@@ -313,13 +284,13 @@ def inception(x, v, _):
 @pytest.mark.parametrize(
     ("module", "stride", "reference"),
     [
-        (BasicBlock(4, 1), 1, basic),
-        (BasicBlock(8, 2), 2, basic),
-        (Bottleneck(1, 1), 1, bottleneck),
-        (Bottleneck(2, 2), 2, bottleneck),
-        (InvertedResidual(4, 1, 2), 1, inverted_residual),
-        (InvertedResidual(4, 2, 2), 2, inverted_residual),
-        (Inception((2, 3, 4, 5, 6, 7)), 1, inception),
+        (convnets.BasicBlock(4, 1), 1, basic),
+        (convnets.BasicBlock(8, 2), 2, basic),
+        (convnets.Bottleneck(1, 1), 1, bottleneck),
+        (convnets.Bottleneck(2, 2), 2, bottleneck),
+        (convnets.InvertedResidual(4, 1, 2), 1, inverted_residual),
+        (convnets.InvertedResidual(4, 2, 2), 2, inverted_residual),
+        (convnets.Inception((2, 3, 4, 5, 6, 7)), 1, inception),
     ],
     ids=lambda value: f"{type(value).__name__}" if isinstance(value, nn.Module) else None,
 )
@@ -333,7 +304,7 @@ def test_blocks_against_numpy(module, stride, reference):
 
 
 def test_resnet_is_stem_stages_average_and_pooling_to_the_feature_width():
-    base = ResNet((1, 2), feature_dim=16, width=4)
+    base = convnets.ResNet((1, 2), feature_dim=16, width=4)
     x = np.random.default_rng(5).normal(size=(2, 20, 20, 1)).astype(np.float32)
     variables = randomised(base, x)
     v = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)

@@ -1,10 +1,8 @@
-"""Weights of the text models in plain PyTorch (`benchmarks.text_torch`) under this library's
-names."""
+"""Weights of plain PyTorch's text models (`benchmarks.text_torch`) under this library's names."""
 
 
 def text_weights(name, base):
-    """Returns the weights of a text model in torch under this library's names, blocks one beside
-    another."""
+    """Returns the weights of a text model in torch under this library's names."""
     state = {key: value.detach().numpy().copy() for key, value in base.state_dict().items()}
 
     def linear(key):

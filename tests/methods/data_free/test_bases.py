@@ -5,12 +5,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.methods.data_free.bases import (
-    Teachers,
-    ask,
-    label_weights,
-    norm_moments,
-)
+from fedjax_ht.methods.data_free.bases import Teachers, ask, label_weights, norm_moments
 from fedjax_ht.methods.shared.averaging import keep_present
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear, Norm

@@ -1,5 +1,4 @@
-"""DFRD, DENSE and FedFTG at the server: their losses, their loop, their generator's moving
-average."""
+"""DFRD, DENSE and FedFTG at the server: losses, loop, the generator's moving average."""
 
 import functools
 
@@ -110,11 +109,9 @@ def random_batch() -> tuple:
     """A batch of eight images of five classes, and what three teachers and a student say of it:
     logits [3, 8, 5], weights [3, 8], logits [8, 5], labels [8]."""
     rng = np.random.default_rng(3)
-    each, student, labels = (
-        3 * rng.normal(size=(3, 8, 5)),
-        3 * rng.normal(size=(8, 5)),
-        np.arange(8) % 5,
-    )
+    each = 3 * rng.normal(size=(3, 8, 5))
+    student = 3 * rng.normal(size=(8, 5))
+    labels = np.arange(8) % 5
     tau = rng.dirichlet(np.ones(3), 8).T
     made = Generated(
         jnp.float32(rng.normal(size=(8, 4, 4, 1))),
@@ -149,8 +146,7 @@ WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("name", WEIGHT_OF_KL)
 def test_the_square_of_the_temperature_scales_every_kl(name, squared):
-    """The student's loss, and of the generator's what is left when that without its KL is taken
-    off."""
+    """The student's loss, and the generator's without the rest of it."""
     batch, each, tau, student, labels = random_batch()
     at_four = {"variant": "released", "temperature": 4.0, "temperature_squared": squared}
 
@@ -190,10 +186,7 @@ def test_the_batch_norm_loss_is_a_mean_over_layers_and_present_clients():
     rng = np.random.default_rng(0)
 
     def draw_moments(clients):
-        return {
-            "a": (rng.normal(size=(clients, 2, 3)),),
-            "b": (rng.normal(size=(clients, 2, 5)),),
-        }
+        return {"a": (rng.normal(size=(clients, 2, 3)),), "b": (rng.normal(size=(clients, 2, 5)),)}
 
     seen, target = ({"x": draw_moments(2), "y": draw_moments(1)} for _ in range(2))
     present = np.array([True, False, True])

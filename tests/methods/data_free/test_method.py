@@ -1,5 +1,4 @@
-"""Distillation on top of a method that averages: what stays as it was, what feeds back, what is
-counted and shown."""
+"""Distillation on a method that averages: what stays, feeds back, is counted and shown."""
 
 import jax
 import jax.numpy as jnp
@@ -113,10 +112,8 @@ def test_the_distilled_model_feeds_back():
 def test_labels_are_counted(kind):
     """Over two rounds of two steps of three samples each, and six rounds later."""
     labels = np.array([0, 2, 2, 3, 0, 1, 0])
-    data, training = (
-        tiny.client_data(labels, padding=2),
-        LocalTraining(optax.sgd(0.1), batch_size=3, steps=2),
-    )
+    data = tiny.client_data(labels, padding=2)
+    training = LocalTraining(optax.sgd(0.1), batch_size=3, steps=2)
     histogram, keys = np.bincount(labels, minlength=4), [jax.random.key(i) for i in range(8)]
     used = [np.asarray(label_counts(training, data, key, 4)) for key in keys]
     assert all(u.sum() == 6 for u in used) and not (used[0] == used[1]).all()
@@ -154,13 +151,11 @@ def test_pictures_are_of_both_generators_class_by_class():
 
 
 def test_federations_that_it_cannot_run_on():
-    with pytest.raises(
-        ValueError, match="dfrd needs a global model; make the federation by make_sliced_federation"
-    ):
+    message = "dfrd needs a global model; make the federation by make_sliced_federation"
+    with pytest.raises(ValueError, match=message):
         dfrd(TRAINING).check(mixed_federation())
-    with pytest.raises(
-        ValueError, match=r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"
-    ):
+    line = r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"
+    with pytest.raises(ValueError, match=line):
 
         def network(rate):
             return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
@@ -197,7 +192,6 @@ def test_two_factories_are_composed_by_name(base):
 
 def test_names_that_are_no_composition():
     for name in ("fedfoo", "fedtgp+dfrd", "fedrolex+fedtgp", "dfrd+fedrolex", "fedrolex+"):
-        with pytest.raises(
-            ValueError, match=r"unknown method '.*'; .*BASE\+METHOD with one of fedavg"
-        ):
+        message = r"unknown method '.*'; .*BASE\+METHOD with one of fedavg"
+        with pytest.raises(ValueError, match=message):
             method_factory(name)

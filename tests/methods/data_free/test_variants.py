@@ -1,5 +1,4 @@
-"""The two forms of DFRD, DENSE and FedFTG: what a variant stands for, and that the paper's is what
-the paper prints."""
+"""The two forms of DFRD, DENSE and FedFTG; that the paper's is what the paper prints."""
 
 import inspect
 
@@ -35,11 +34,9 @@ TAU = RNG.dirichlet(np.ones(CLIENTS), B).T
 TEACHERS, STUDENT = 2 * RNG.normal(size=(CLIENTS, B, C)), 2 * RNG.normal(size=(B, C))
 # so that the ensemble is mostly right, where the student is not
 TEACHERS[:, np.arange(B), LABELS] += 2
-IMAGES, MERGED, EMBEDDING = (
-    RNG.normal(size=(B, 4, 4, 1)),
-    RNG.normal(size=(B, 6)),
-    3 * np.ones((B, 6)),
-)
+IMAGES = RNG.normal(size=(B, 4, 4, 1))
+MERGED = RNG.normal(size=(B, 6))
+EMBEDDING = 3 * np.ones((B, 6))
 
 
 def losses(name: str, variant: str, **options):
@@ -62,8 +59,7 @@ def test_the_paper_is_the_default():
 
 
 def test_dfrd_s_paper_losses_are_the_printed_equations():
-    """Eqs. 2 to 5 and 7, in value and in the slope by what the generator's images go through:
-    teachers and student."""
+    """Eqs. 2 to 5 and 7, in value and in the slope by teachers and student."""
     paper = losses("dfrd", "paper")
     chosen = reference.selected(np.einsum("nb,nbc->bc", TAU, TEACHERS), STUDENT, LABELS, "diamond")
     assert 0 < len(chosen) < B
@@ -115,10 +111,7 @@ def test_an_option_that_is_given_stays_in_either_form():
         for name, value in FORMS[other]._asdict().items():
             assert settled(variant, {name: value if value is not None else "uniform"}, FORMS)[
                 name
-            ] in (
-                value,
-                "uniform",
-            )
+            ] in (value, "uniform")
         mixed = losses(
             "dfrd",
             variant,
@@ -177,8 +170,7 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("base", ["fedavg", "heterofl"])
 def test_the_base_weighs_clients_as_the_variant_says(base, variant):
-    """The paper's form weighs clients by data size (Eq. 1), the released one as the base does by
-    default; an option overrides both."""
+    """By data size (Eq. 1) in the paper's form, else as the base does; an option overrides both."""
 
     federation = sliced_federation()
 

@@ -34,7 +34,6 @@ OLD = np.random.default_rng(1).normal(size=(C, LATENT_DIM)).astype(np.float32)
 SMALL = {"epochs": 3, "batch_size": 3, "bandwidths": BANDWIDTHS}
 KEY = jax.random.key(7)
 
-
 BALL = Ball(jnp.linspace(0.5, 1.0, LATENT_DIM), jnp.float32(2.2))  # some of F is outside
 
 
@@ -94,10 +93,8 @@ def expect(options, valid=VALID):
     return f, reference.mean_latents(f, x, y, np.float64(OLD), ball)
 
 
-NO_MSE, NO_MMD = (
-    {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)},
-    {"mmd_weight": 0.0, "mse_weight": 5.0},
-)
+NO_MSE = {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)}
+NO_MMD = {"mmd_weight": 0.0, "mse_weight": 5.0}
 BALLS = [{"in_ball": True}, {"in_ball": True, "variant": "released"}]
 CLIPPED = {"variant": "released", "mse_weight": 1e4, "learning_rate": 0.1}
 
@@ -151,8 +148,7 @@ def test_rows_that_are_not_valid_change_nothing(variant):
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_a_single_prototype(variant):
-    """Batch norm then has one row, of which the released form makes no step; where there is none,
-    nothing is trained."""
+    """Batch norm then has one row, of which the released form makes no step."""
     single = np.arange(M) == 5
     got = compiled(variant=variant)(UPLOADS._replace(valid=single))
     assert_close(

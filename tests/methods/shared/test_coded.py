@@ -60,14 +60,9 @@ def walk(rate: float = 1.0) -> Method:
         (uploads,) = received.values()
         return weighted_mean(uploads.uplink, client_weights(uploads)), {}
 
-    return Method(
-        name="walk",
-        training=LocalTraining(optax.sgd(0.1)),
-        init_server=init_server,
-        client_update=client_update,
-        server_update=server_update,
-        wire=Wire(server_reads="sums"),
-    )
+    functions = {"init_server": init_server, "client_update": client_update}
+    functions |= {"server_update": server_update, "wire": Wire(server_reads="sums")}
+    return Method(name="walk", training=LocalTraining(optax.sgd(0.1)), **functions)
 
 
 def resting() -> Method:
@@ -145,9 +140,8 @@ def test_bytes_are_those_of_the_coded_form_on_the_wire(transform, payload, metad
 
 @functools.cache
 def simulation(transform, attack=HONEST):
-    return make_simulation(
-        transform(walk()), FEDERATION, federation_data(FEDERATION), SimulationOptions(attack=attack)
-    )
+    data, options = federation_data(FEDERATION), SimulationOptions(attack=attack)
+    return make_simulation(transform(walk()), FEDERATION, data, options)
 
 
 def same(method: Method) -> Method:
@@ -188,9 +182,8 @@ def test_what_is_left_out_is_sent_later(transform):
     # client 3 has no samples; of the others' moves nothing is lost: those that the server has not
     # read stand in their memories
     trained = [i for i in range(NUM_CLIENTS) if i != 3]
-    for plain, coded, memory in zip(
-        rounds(same)[0][-1].server, last.server, later.left_out, strict=True
-    ):
+    servers = rounds(same)[0][-1].server, last.server
+    for plain, coded, memory in zip(*servers, later.left_out, strict=True):
         rest = np.asarray(memory)[trained].mean(0)
         np.testing.assert_allclose(coded + rest, plain, rtol=1e-5, atol=1e-5)
 
@@ -261,8 +254,6 @@ def test_a_config_puts_a_code_around_every_method():
     config.uplink = (("gaussian_noise", 0.1, 0.0), ("quantise", 4))
     config.entries = ("local",)
     settled = settle(config)
-    assert [run.method.name for run in settled.runs.values()] == [
-        "quantised(fedtgp)",
-        "quantised(local)",
-    ]
+    expected = ["quantised(fedtgp)", "quantised(local)"]
+    assert [run.method.name for run in settled.runs.values()] == expected
     assert {len(run.options.uplink) for run in settled.runs.values()} == {1}

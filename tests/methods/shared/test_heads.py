@@ -10,6 +10,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.shared.heads import Uplink, head_of, init_head, rows_of, take_head
+from fedjax_ht.methods.shared.pairs import simplex_etf
 from tests import tiny
 from tests.federations import TRAINING, mixed_federation
 from tests.reference import averaging
@@ -84,3 +85,25 @@ def test_rows_of_a_head_have_the_bias_where_it_is_asked_for(bias, place):
     tiny.check_equal(head_of(rows, bias), OLD)
     several = head_of(jnp.stack([rows, 2 * rows]), bias)
     np.testing.assert_array_equal(several["kernel"][1], 2 * OLD["kernel"])
+
+
+@pytest.mark.parametrize(("classes", "dim"), [(2, 2), (10, 10), (5, 9), (100, 100), (100, 512)])
+def test_columns_have_length_one_and_equal_angles(classes, dim):
+    vectors = simplex_etf(classes, dim)
+    assert vectors.shape == (dim, classes) and vectors.dtype == np.float32
+    want = np.where(np.eye(classes), 1, -1 / (classes - 1))
+    np.testing.assert_allclose(np.float64(vectors).T @ vectors, want, atol=1e-6)
+    np.testing.assert_allclose(vectors.sum(1), 0, atol=1e-5)  # a simplex around the origin
+
+
+def test_it_is_always_the_same_and_not_aligned_with_the_axes():
+    np.testing.assert_array_equal(simplex_etf(10, 12), simplex_etf(10, 12))
+    np.random.seed(3)  # nobody else's state matters
+    np.testing.assert_array_equal(simplex_etf(10, 12), simplex_etf(10, 12))
+    assert np.abs(simplex_etf(10, 10)).max() < 0.95
+
+
+@pytest.mark.parametrize(("classes", "dim"), [(5, 4), (1, 3), (0, 0)])
+def test_too_few_dimensions_or_classes_are_refused(classes, dim):
+    with pytest.raises(ValueError, match=f"an ETF of {classes} classes needs .* got {dim}$"):
+        simplex_etf(classes, dim)

@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import Masked, wire_elements
-from fedjax_ht.methods.fedkd import (
-    compress,
-    decompress,
-    send_nothing,
-    send_whole,
-    singular_components,
-)
+from fedjax_ht.methods import fedkd
 from fedjax_ht.models.layers import uniform_fan_in
 from tests.reference import low_rank
 
 SHAPES = {"tall": (30, 8), "broad": (7, 40), "conv": (3, 3, 4, 20), "bias": (12,)}
 FORMS = ("paper", "released")
-compressed = jax.jit(compress, static_argnums=2)
-decompressed = jax.jit(decompress, static_argnums=1)
+compressed = jax.jit(fedkd.compress, static_argnums=2)
+decompressed = jax.jit(fedkd.decompress, static_argnums=1)
 
 
 def arrays(decay: float = 0.5) -> dict[str, np.ndarray]:
@@ -51,8 +45,7 @@ def test_received_arrays_and_their_cost_equal_the_reference(energy, form):
 
 @pytest.mark.parametrize("energy", [0.5, 0.7, 0.95, 0.99999])
 def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy):
-    """The kernels are 5x5, of ranks 1 to 5; two components are 22 numbers for 25. No rank zeroes a
-    layer, nor does a 1x1."""
+    """Kernels are 5x5, of ranks 1 to 5; two components are 22 numbers for 25."""
     rng = np.random.default_rng(1)
     tree = {
         f"rank{k}": sum(np.multiply.outer(a, b) for a, b in rng.normal(size=(k, 2, 5)))
@@ -77,14 +70,14 @@ def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy
 def test_components_are_the_singular_ones():
     for name in ("tall", "broad"):
         matrix = arrays()[name]
-        left, values, right = singular_components(jnp.asarray(matrix))
+        left, values, right = fedkd.singular_components(jnp.asarray(matrix))
         rank = min(matrix.shape)
         np.testing.assert_allclose(values, 0.5 ** np.arange(rank), rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose((left * values) @ right.T, matrix, rtol=0, atol=1e-6)
         np.testing.assert_allclose(left[:, :4].T @ left[:, :4], np.eye(4), atol=1e-4)
         np.testing.assert_allclose(right[:, :4].T @ right[:, :4], np.eye(4), atol=1e-4)
         # signs do not depend on the solver's mood
-        again = singular_components(jnp.asarray(-matrix))
+        again = fedkd.singular_components(jnp.asarray(-matrix))
         smaller = 2 if matrix.shape[0] >= matrix.shape[1] else 0
         np.testing.assert_allclose(again[smaller], (left, values, right)[smaller], atol=1e-4)
 
@@ -95,13 +88,12 @@ def test_everything_is_whole_where_components_would_be_no_smaller():
     for energy in (0.999, 1.0):
         message = compressed(tree, energy)
         assert wire_elements(message).payload_elements == sum(x.size for x in tree.values())
-        jax.tree.map(np.testing.assert_array_equal, decompress(message), tree)
+        jax.tree.map(np.testing.assert_array_equal, fedkd.decompress(message), tree)
         assert not message["tall"].components.mask.any()
 
 
 def test_everything_is_whole_at_energy_one_whatever_its_rank():
-    """Rounding decides which of the singular values of a matrix of rank one, but for the first, are
-    zero: it must not matter."""
+    """Rounding decides which singular values of a rank-one matrix are zero."""
     tree = {
         "one": np.zeros((16, 8), np.float32),
         "two": np.outer(np.arange(16), np.arange(8)).astype(np.float32),
@@ -113,8 +105,7 @@ def test_everything_is_whole_at_energy_one_whatever_its_rank():
 
 
 def test_an_energy_of_one_that_is_known_decomposes_nothing():
-    """The message is the same, and has a gradient, which a decomposition of a matrix of rank one
-    has not."""
+    """The message is the same, and has a gradient, which such a decomposition has not."""
     rng = np.random.default_rng(0)
     tree = {
         "kernel": rng.normal(size=(3, 3, 4, 6)).astype(np.float32),
@@ -122,11 +113,13 @@ def test_an_energy_of_one_that_is_known_decomposes_nothing():
         "zeros": np.zeros((6, 9), np.float32),
         "bias": np.ones(5, np.float32),
     }
-    got = jax.jit(functools.partial(compress, energy=1.0))(tree)
+    got = jax.jit(functools.partial(fedkd.compress, energy=1.0))(tree)
     jax.tree.map(np.testing.assert_array_equal, got, compressed(tree, 1.0))
 
     def loss(tree):
-        return sum(jnp.sum(x**2) for x in jax.tree.leaves(decompress(compress(tree, 1.0))))
+        return sum(
+            jnp.sum(x**2) for x in jax.tree.leaves(fedkd.decompress(fedkd.compress(tree, 1.0)))
+        )
 
     gradients = jax.jit(jax.grad(loss))(tree)
     for name in ("kernel", "one", "bias"):
@@ -137,7 +130,7 @@ def test_an_array_of_zeros_costs_nothing():
     message = compressed({"kernel": np.zeros((6, 9), np.float32)}, 0.95)
     cost = wire_elements(message)
     assert cost.payload_elements == cost.metadata_elements == 0
-    np.testing.assert_array_equal(decompress(message)["kernel"], np.zeros((6, 9)))
+    np.testing.assert_array_equal(fedkd.decompress(message)["kernel"], np.zeros((6, 9)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -157,15 +150,15 @@ def test_components_that_are_not_sent_are_not_read(form):
 
 def test_send_whole_replaces_every_component():
     tree, other = arrays(), jax.tree.map(lambda x: x + 1, arrays())
-    message = send_whole(compressed(tree, 0.95), other)
-    jax.tree.map(np.testing.assert_array_equal, decompress(message), other)
+    message = fedkd.send_whole(compressed(tree, 0.95), other)
+    jax.tree.map(np.testing.assert_array_equal, fedkd.decompress(message), other)
     assert wire_elements(message).payload_elements == sum(x.size for x in tree.values())
     assert jax.tree.structure(message) == jax.tree.structure(compressed(tree, 0.95))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_send_nothing_costs_nothing_and_has_the_structure_of_a_message(form):
-    message, like = send_nothing(arrays(), form), compressed(arrays(), 0.95, form)
+    message, like = fedkd.send_nothing(arrays(), form), compressed(arrays(), 0.95, form)
     assert wire_elements(message).payload_elements == 0
     assert jax.tree.map(jnp.shape, message) == jax.tree.map(jnp.shape, like)
 
@@ -174,9 +167,8 @@ def test_send_nothing_costs_nothing_and_has_the_structure_of_a_message(form):
     ("shape", "fan_in", "rank"), [((1600, 512), 1600, 430), ((512, 100), 512, 88)]
 )
 def test_ranks_of_fresh_layers_of_the_papers_cnn(shape, fan_in, rank):
-    """FedKD at T = 0.95 keeps 430 of 512 components of the hidden layer and 88 of 100 of the head,
-    give or take one."""
+    """At T = 0.95 FedKD keeps 430 of 512 components of the hidden layer, 88 of 100 of the head."""
     layer = uniform_fan_in(jax.random.key(0), shape, fan_in)
-    values = np.asarray(singular_components(layer)[1], np.float64)
+    values = np.asarray(fedkd.singular_components(layer)[1], np.float64)
     share = np.cumsum(values**2) / np.sum(values**2)
     assert abs(int((share < 0.95).sum()) + 1 - rank) <= 1

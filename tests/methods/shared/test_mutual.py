@@ -1,5 +1,4 @@
-"""The auxiliary model: which one it is, and that it trains beside the client's own without touching
-it."""
+"""The auxiliary model: which one it is, and that it trains beside the client's own."""
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +29,8 @@ def test_the_auxiliary_model_is_the_smallest_of_the_group_whoever_uses_it():
 
 
 def test_an_auxiliary_model_must_fit_the_task():
-    with pytest.raises(
-        ValueError, match=r"model 'shared' returns features \(1, 5\) and logits \(1, 4\)"
-    ):
+    message = r"model 'shared' returns features \(1, 5\) and logits \(1, 4\)"
+    with pytest.raises(ValueError, match=message):
         make_federation({"a": mlp(3, (5,))}, SHAPE, 3, num_clients=1, shared=mlp(4, (5,)))
 
 

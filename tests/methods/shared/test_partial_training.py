@@ -1,5 +1,4 @@
-"""HeteroFL, Federated Dropout and FedRolex as methods: what is sent, kept, averaged and left
-alone."""
+"""HeteroFL, Federated Dropout and FedRolex: what is sent, kept, averaged and left alone."""
 
 import functools
 from collections.abc import Callable
@@ -96,9 +95,8 @@ def one_round(of: Federated, labels, round=ROUND):
 def own_data(labels, seed, round):
     """Images with these labels, in arrays of one size for all clients."""
     count, size = len(labels), len(LABELS)
-    data = tiny.client_data(
-        np.resize(labels, size), np.arange(count), seed=seed, padding=size - count
-    )
+    padded = np.resize(labels, size)
+    data = tiny.client_data(padded, np.arange(count), seed=seed, padding=size - count)
     return data._replace(round=jnp.int32(round))
 
 
@@ -109,9 +107,8 @@ def served(of: Federated, received, round=ROUND):
 def test_a_simulation_draws_the_same_on_both_sides():
     """Client and server draw equal slices from a round's own keys, one key after the other."""
     fed, training = sliced_federation(), LocalTraining(optax.sgd(0.0), batch_size=4, steps=1)
-    sim = make_simulation(
-        feddropout(training), fed, federation_data(fed), SimulationOptions(lanes=1)
-    )
+    data, options = federation_data(fed), SimulationOptions(lanes=1)
+    sim = make_simulation(feddropout(training), fed, data, options)
     state = sim.init()
     first = jax.device_get(state.server)
     for _ in range(2):
@@ -130,8 +127,7 @@ def trained(name, **options):
     ("name", "weighting"), [*((name, "uniform") for name in SLICED), ("fedrolex", "samples")]
 )
 def test_a_round_equals_the_reference(name, weighting):
-    """Each upload goes back to the channels that this client was sent; class 1 is in two clients,
-    class 3 too."""
+    """Each upload goes back to the channels that its client was sent; two share a class."""
     options = {} if weighting == "uniform" else {"weighting": weighting}  # the default
     of, received, labels = trained(name, **options)
     fed, server = of.fed, of.server
@@ -147,9 +143,8 @@ def test_a_round_equals_the_reference(name, weighting):
             plan = {group: np.asarray(indices).tolist() for group, indices in plan.items()}
             if SLICED[name] != "random":
                 assert plan == ref.plan({"fc1": 8, "fc2": 6}, bucket.width, SLICED[name], ROUND)
-            params = uploaded_params(
-                jax.tree.map(lambda x, row=row: x[row], received[bucket.name].uplink)
-            )
+            uplink = jax.tree.map(lambda x, row=row: x[row], received[bucket.name].uplink)
+            params = uploaded_params(uplink)
             weight = len(labels[i]) if weighting == "samples" else len(labels[i]) > 0
             uploads.append((flat(params), weight, np.isin(np.arange(CLASSES), labels[i]), plan))
     expected = ref.scatter_mean(flat(server), axes, uploads)
@@ -172,10 +167,9 @@ def test_whole_slices_of_all_classes_are_fedavg(name, weighting):
 
 
 def test_a_client_holds_what_it_was_sent_and_trains_that():
-    of = federated("fedrolex", (1 / 2,))
-    downlink, client, after, uplink = of.client(
-        of.fed.buckets[0], of.server, context(0), tiny.client_data(LABELS)
-    )
+    of, data = federated("fedrolex", (1 / 2,)), tiny.client_data(LABELS)
+    sent = of.client(of.fed.buckets[0], of.server, context(0), data)
+    downlink, client, after, uplink = sent
     axes = parameter_axes(of.fed.global_model.module, of.server)
     plan = ref.plan({"fc1": 8, "fc2": 6}, 1 / 2, "rolling", ROUND)
     plan = {group: np.array(indices) for group, indices in plan.items()}
@@ -187,8 +181,7 @@ def test_a_client_holds_what_it_was_sent_and_trains_that():
 
 
 def test_masked_loss_counts_other_classes_as_logits_of_zero():
-    """One step on the head alone, in NumPy: p = softmax of the logits with zeros in place of the
-    absent classes', whose rows stay."""
+    """One step in NumPy: p = softmax of logits with zeros for absent classes."""
     of, data = federated("heterofl", (1,), masked_loss=True), tiny.client_data(LABELS[:4])
     *_, client, _ = of.client(of.fed.buckets[0], of.server, context(0), data)
     heads = of.server["head"], client["params"]["head"]
@@ -227,8 +220,7 @@ def test_a_whole_head_changes_the_wire_and_not_the_mean():
 
 @pytest.mark.parametrize("name", ["conv4", pytest.param("preact_resnet18", marks=pytest.mark.slow)])
 def test_wire_of_each_rate(name):
-    """Down the published sizes; up without the head's rows of the seven classes that the client
-    lacks."""
+    """Down the published sizes; up without the rows of the seven classes that a client lacks."""
     method, shape = heterofl(TRAINING), (32, 32, 3)
     rates, sizes = RATES[::4], PARAMETERS[name][::4]  # the widest and the narrowest
     fed = make_sliced_federation(sliced_network(name, 10, shape), rates, shape, 10)
@@ -254,12 +246,10 @@ def test_dropout_draws_anew_for_each_client_and_round():
     server, bucket = first_model(method, fed), fed.buckets[0]
 
     def sent(i, round):
-        shared = Context(
-            SEED, jnp.int32(round), context(i).info, shared_key=jax.random.fold_in(SEED, round)
-        )
-        return np.asarray(
-            method.broadcast(fed, bucket, server, shared)["base"]["fc1"]["bias"]
-        ).tolist()
+        key = jax.random.fold_in(SEED, round)
+        shared = Context(SEED, jnp.int32(round), context(i).info, shared_key=key)
+        downlink = method.broadcast(fed, bucket, server, shared)
+        return np.asarray(downlink["base"]["fc1"]["bias"]).tolist()
 
     assert sent(0, 0) == sent(0, 0)
     assert len({tuple(sent(i, round)) for i in (0, 1) for round in (0, 1)}) == 4
@@ -270,20 +260,12 @@ def test_layers_may_be_drawn_for_themselves():
         return sliced_model(PreActResNet((1, 1), (4, 4), rate, scaler=False), CLASSES)
 
     fed = make_sliced_federation(network, (1 / 2,), (4, 4, 1), CLASSES)
-    grouped, apart = (
-        jax.jit(functools.partial(slice_plan, fed, 1 / 2, "random", client_id=0, per_layer=each))(
-            ctx=context()
-        )
-        for each in (False, True)
-    )
+    plan = functools.partial(slice_plan, fed, 1 / 2, "random", client_id=0)
+    plans = [functools.partial(plan, per_layer=each) for each in (False, True)]
+    grouped, apart = (jax.jit(each)(ctx=context()) for each in plans)
     assert set(grouped) == {"stage1", "stage1_0_inner", "stage2_0_inner", "stage2"}
-    assert set(apart) == {
-        "stem",
-        "stage1_0_inner",
-        "stage1_0_out",
-        "stage2_0_inner",
-        "stage2_0_out",
-    }
+    expected = {"stem", "stage1_0_inner", "stage1_0_out", "stage2_0_inner", "stage2_0_out"}
+    assert set(apart) == expected
     method = feddropout(TRAINING, per_layer=True)
     server = jax.jit(functools.partial(method.init_server, fed))(jax.random.key(0))
     send = jax.jit(functools.partial(method.broadcast, fed, fed.buckets[0]))

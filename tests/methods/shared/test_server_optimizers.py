@@ -165,9 +165,8 @@ def test_other_servers_are_refused(name):
 
 def test_own_methods_whose_server_counts_are_refused():
     method = server_optimizer(adding({"w": jnp.zeros(2), "rounds": jnp.int32(0)}), "fedadam")
-    with pytest.raises(
-        ValueError, match=r"^the server of adding does not average parameters alone"
-    ):
+    message = r"^the server of adding does not average parameters alone"
+    with pytest.raises(ValueError, match=message):
         method.check(federation_for("fedavg"))
     server_optimizer(adding(), "fedadam").check(federation_for("fedavg"))
 

@@ -71,16 +71,13 @@ def test_random_channels_are_equally_likely():
 def test_extract_equals_the_reference(name, mode):
     params, axes, widths = setting(name)
     plan = make_plan(widths, 1 / 2, mode, jnp.int32(3), jax.random.key(1))
-    got, expected = (
-        flat(extract(params, axes, plan)),
-        ref.extract(flat(params), flat(axes), lists(plan)),
-    )
+    got = flat(extract(params, axes, plan))
+    expected = ref.extract(flat(params), flat(axes), lists(plan))
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def uploads(name, mode, rates=(1 / 2, 1 / 4), clients=3, seed=5):
-    """Random slices of some clients a rate, the last of each without weight and not a number; for
-    both forms."""
+    """Random slices of some clients a rate, the last without weight and NaN; for both forms."""
     params, axes, widths = setting(name)
     rng, parts, each = np.random.default_rng(seed), [], []
     for rate in rates:
