@@ -90,8 +90,7 @@ def environment() -> dict[str, str]:
 
 
 def run_apart(module: str, folder: Path) -> None:
-    """Runs a module on a folder in a process of its own, and prints what it printed: pytest's own
-    process compiles with other settings, which may round otherwise."""
+    """Runs a module on a folder in a process that compiles as a user's does."""
     arguments, root = [sys.executable, "-m", module, folder], Path(__file__).parents[2]
     done = subprocess.run(arguments, cwd=root, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

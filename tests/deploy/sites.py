@@ -170,8 +170,7 @@ def _first_form(arguments: Keyed):
 
 
 def make_server_once(*args, **options) -> Server:
-    """`make_server`, with the traced forms and compiled programs of an earlier one of the same plan
-    and models."""
+    """`make_server`, with the traced forms and programs of an earlier one of the same plan."""
     forms = mock.patch.object(server_module, "result_form", lambda *of: _first_form(keyed(of)))
     with forms:
         server = make_server(*args, **options)

@@ -32,7 +32,6 @@ from tests.deploy.wire import HELLO, RawNode, attending, client, fleet, listenin
 
 HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n"
 
-
 pytestmark = pytest.mark.usefixtures("quick")
 
 

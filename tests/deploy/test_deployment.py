@@ -235,8 +235,7 @@ def test_the_log_names_who_is_far_off_and_refused(served):
 
 
 def deserted(sites, lines, kinds, phrase, times):
-    """Returns a transport that loses requests of these kinds after round 1, until the lines have a
-    phrase so many times."""
+    """Loses requests of these kinds after round 1, until the lines have a phrase so many times."""
 
     def lost(client, request):
         has_begun = any(line.startswith("round 1 of 2") for line in lines)

@@ -11,8 +11,7 @@ METHODS = ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen", "
 
 
 def compare(*arguments: str) -> None:
-    """Runs tests.deploy.equal with XLA's optimisations: without them, as tests compile, different
-    programs may round differently."""
+    """Runs tests.deploy.equal with XLA's optimisations, without which rounding may differ."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-m", "tests.deploy.equal", *arguments]
     root = Path(__file__).parents[2]

@@ -11,22 +11,12 @@ from fedjax_ht.deploy.flower import HELLO_SECONDS, flower_transport
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
-from tests.deploy.processes import (
-    end_all,
-    made_ready,
-    present_spans,
-    rows_of,
-    start_client,
-    start_server,
-    trained_columns,
-    wait_for,
-)
+from tests.deploy import processes
 from tests.deploy.sites import assert_same_rows, simulation_of, small_config
 
 
 class InstantLink:
-    """Link whose nodes answer at once, and say which clients they are; node 12 cannot be read the
-    first time."""
+    """Link whose nodes answer at once, with their ids; node 12 cannot be read the first time."""
 
     def __init__(self):
         self.nodes, self.owners, self.requests = {11: 0, 12: 1, 13: 1}, {}, []
@@ -78,45 +68,44 @@ def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedproto"])
 def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
-    """One client is killed in round 2 and started again; the server is killed after it, and started
-    again."""
-    port = made_ready(tmp_path, method, rounds=4)
-    server = start_server(tmp_path, port)
-    clients = {i: start_client(tmp_path, port, i) for i in range(4)}
+    """One client is killed in round 2 and the server after it; both are started again."""
+    port = processes.made_ready(tmp_path, method, rounds=4)
+    server = processes.start_server(tmp_path, port)
+    clients = {i: processes.start_client(tmp_path, port, i) for i in range(4)}
     try:
-        wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
+        processes.wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
         clients[2].kill()
-        wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 2)
+        processes.wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 2)
         server.send_signal(signal.SIGKILL)
         server.wait()
-        clients[2] = start_client(tmp_path, port, 2)
-        server = start_server(tmp_path, port)
+        clients[2] = processes.start_client(tmp_path, port, 2)
+        server = processes.start_server(tmp_path, port)
         assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
     finally:
-        end_all(server, *clients.values())
-    rows = rows_of(tmp_path)
+        processes.end_all(server, *clients.values())
+    rows = processes.rows_of(tmp_path)
     missed = [row["round"] - 1 for row in rows[1:] if row["arrived"] == 3]
     assert missed and len(rows) == 5, rows
     config = small_config(method, rounds=4)
-    profile = Profile(available=by_trace(4, present_spans(4, 2, missed)))
+    profile = Profile(available=by_trace(4, processes.present_spans(4, 2, missed)))
     _, simulation = simulation_of(config, devices_profile=profile)
-    assert_same_rows(*trained_columns(run(simulation, 4)[1], rows))
+    assert_same_rows(*processes.trained_columns(run(simulation, 4)[1], rows))
 
 
 @pytest.mark.slow
 def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
     """One client is killed after round 1: the sums of rounds 2 and 3 are the other three's."""
-    port = made_ready(tmp_path, "fedproto", rounds=3)
-    server = start_server(tmp_path, port, "--secure_sums")
-    clients = {i: start_client(tmp_path, port, i, "--secure_sums") for i in range(4)}
+    port = processes.made_ready(tmp_path, "fedproto", rounds=3)
+    server = processes.start_server(tmp_path, port, "--secure_sums")
+    clients = {i: processes.start_client(tmp_path, port, i, "--secure_sums") for i in range(4)}
     try:
-        wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
+        processes.wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
         clients[2].kill()
         assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
     finally:
-        end_all(server, *clients.values())
-    rows = rows_of(tmp_path)
-    profile = Profile(available=by_trace(4, present_spans(3, 2, [1, 2])))
+        processes.end_all(server, *clients.values())
+    rows = processes.rows_of(tmp_path)
+    profile = Profile(available=by_trace(4, processes.present_spans(3, 2, [1, 2])))
     _, simulation = simulation_of(small_config("fedproto", rounds=3), devices_profile=profile)
     for simulated, deployed in zip(run(simulation, 3)[1], rows, strict=True):
         assert simulated.get("arrived") == deployed.get("arrived")

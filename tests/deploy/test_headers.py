@@ -203,16 +203,13 @@ def test_a_client_refuses_what_no_server_asks_for(change, message):
     assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE_LENGTH
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(HUGE),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-NAMES = st.sampled_from(
-    sorted({name for header in GOOD.values() for name in header} | {"epsilon", "warning"})
-)
+def nested(inner):
+    return st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+
+
+SINGLE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+VALUES = st.recursive(SINGLE | st.just(HUGE), nested, max_leaves=12)
+NAMES = st.sampled_from(sorted({"epsilon", "warning"}.union(*GOOD.values())))
 
 
 def fuzzed(kind, unit, changes):
@@ -244,12 +241,10 @@ def fuzzed_ask(changes):
 
 
 UNITS = st.sampled_from([None, "client", "sample", "upload"])
+TEXTS = st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps)
 FUZZ = {
     "headers": (fuzzed, st.sampled_from(sorted(GOOD)), UNITS, st.dictionaries(NAMES, VALUES)),
-    "texts": (
-        fuzzed_text,
-        st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps),
-    ),
+    "texts": (fuzzed_text, TEXTS),
     "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(REQUEST)), VALUES)),
 }
 

@@ -75,8 +75,7 @@ def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def deploy():
-    """Returns a function that runs `fedjax-ht deploy` in a folder, with flags and a umask by which
-    everybody may read."""
+    """Returns a function that runs `fedjax-ht deploy` in a folder, with flags and a lax umask."""
     before = os.umask(0o022)
     has_flower = importlib.util.find_spec("flwr") is not None
     shared = ["fedjax_ht.deploy.link", "fedjax_ht.deploy.node"] if has_flower else []

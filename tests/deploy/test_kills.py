@@ -44,8 +44,7 @@ def rows_so_far(folder) -> list[str]:
 
 @pytest.mark.slow
 def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
-    """Rounds without the killed client are those in which it was away; all else is equal bit for
-    bit."""
+    """Rounds without the killed client are those in which it was away; all else is equal."""
     port, rng = made_ready(tmp_path, "fedproto", rounds=ROUNDS), random.Random(0)
     start = {"server": lambda: start_server(tmp_path, port)}
     start[VICTIM] = lambda: start_client(tmp_path, port, VICTIM)

@@ -28,15 +28,7 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.deploy.mailbox import (
-    CALLS,
-    ENDED,
-    FORBIDDEN,
-    MALFORMED,
-    PASSES,
-    UPLOAD,
-    Mailbox,
-)
+from fedjax_ht.deploy.mailbox import CALLS, ENDED, FORBIDDEN, MALFORMED, PASSES, UPLOAD, Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes
 
 NODE, OTHER = 7, 8
@@ -105,26 +97,25 @@ def test_a_request_has_a_name_that_nobody_can_foretell(mailbox):
     assert all(len(bytes.fromhex(name)) == 32 for name in names)
 
 
+def tree_of(name: str, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=name, children=children)
+
+
 def bomb(levels: int, root: str) -> ObjectTree:
     """Returns a tree of few entries that names 2^levels nodes: a name stands for all below it."""
-    inner = ObjectTree(object_id="a" * 64)
+    inner = tree_of("a" * 64)
     for i in range(levels):
         name = hashlib.sha256(str(i).encode()).hexdigest()
-        again = ObjectTree(object_id=inner.object_id)
-        inner = ObjectTree(object_id=name, children=[inner, again])
-    return ObjectTree(object_id=root, children=[inner])
+        inner = tree_of(name, inner, tree_of(inner.object_id))
+    return tree_of(root, inner)
 
 
 FORGED = {
     "a tree": lambda e, o: announcement(e, tree=bomb(60, e.reply_id)),
-    "a child": lambda e, o: announcement(
-        e, tree=ObjectTree(object_id=e.reply_id, children=[ObjectTree(object_id=o.request_id)])
-    ),
-    "another root": lambda e, o: announcement(e, tree=ObjectTree(object_id="b" * 64)),
+    "a child": lambda e, o: announcement(e, tree=tree_of(e.reply_id, tree_of(o.request_id))),
+    "another root": lambda e, o: announcement(e, tree=tree_of("b" * 64)),
     "the request's name": lambda e, o: announcement(e, message_id=e.request_id),
-    "a name of its own": lambda e, o: announcement(
-        e, message_id="b" * 64, tree=ObjectTree(object_id="b" * 64)
-    ),
+    "a name of its own": lambda e, o: announcement(e, message_id="b" * 64, tree=tree_of("b" * 64)),
     "no name": lambda e, o: announcement(e, message_id=""),
     "a request": lambda e, o: announcement(e, reply_to_message_id=""),
     "from the server": lambda e, o: announcement(e, src_node_id=1),

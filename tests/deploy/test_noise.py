@@ -35,7 +35,6 @@ pytest.importorskip("dp_accounting")
 
 UNITS = ("client", "upload", "sample")
 
-
 UNTOLD = {"client": (), "sample": ("loss",)}
 UNTOLD["upload"] = ("loss", "flops", "seconds_client", "accuracy_participants")
 

@@ -51,12 +51,8 @@ def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_pat
         serve(make_plan(config), tmp_path / "server", transport(homes, end), entropy)
     assert json.loads((tmp_path / "server" / LEDGER_FILE).read_text()) == {"client, noise 0.5": 2}
     lines = []
-    rows = serve(
-        make_plan(config),
-        tmp_path / "server",
-        transport(homes)._replace(tell=lines.append),
-        entropy,
-    )
+    reached = transport(homes)._replace(tell=lines.append)
+    rows = serve(make_plan(config), tmp_path / "server", reached, entropy)
     spent = [gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)]
     assert [row.get("epsilon") for row in rows] == [None, *spent]
     assert next(numbers) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]

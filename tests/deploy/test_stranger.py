@@ -12,15 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deploy.processes import (
-    command,
-    end_all,
-    free_port,
-    key,
-    made_ready,
-    start_client,
-    start_server,
-)
+from tests.deploy import processes
 from tests.deploy.wire import MEGABYTE, sent_in_vain
 
 APP = """\
@@ -51,15 +43,16 @@ client = ClientApp()
 @pytest.mark.parametrize("secured", [True, False])
 def test_a_stranger_gets_nowhere(secured, tmp_path):
     """The stranger has what is public: the address and, with TLS, the authority's certificate."""
-    port = made_ready(tmp_path, "fedproto", rounds=2)
+    port = processes.made_ready(tmp_path, "fedproto", rounds=2)
     if secured:
-        server, client = start_server(tmp_path, port), start_client(tmp_path, port, 0)
+        server = processes.start_server(tmp_path, port)
+        client = processes.start_client(tmp_path, port, 0)
     else:
         flags = ["--workdir=server", f"--port={port}", "--insecure"]
-        server = command(tmp_path, "server", *flags, log="server.log")
+        server = processes.command(tmp_path, "server", *flags, log="server.log")
         flags = ["--workdir=home0", "--client_id=0", "--data=npz:sites/client_0.npz"]
         flags += [f"--superlink=127.0.0.1:{port}", "--insecure"]
-        client = command(tmp_path, "client", *flags, log="client0.log")
+        client = processes.command(tmp_path, "client", *flags, log="client0.log")
     try:
         wait_for_line(tmp_path / "home0" / "audit.jsonl", '"connected"')
         # its first lines say what was read, as a run's do
@@ -68,13 +61,9 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
         assert listening_ports(server.pid) == {port} and listening_ports(client.pid) == set()
         before = megabytes(server.pid)
         flower(tmp_path, port, secured)
-        for arguments in (
-            ["run", "app", "here"],
-            ["list", "here"],
-            ["supernode", "list", "here"],
-            ["supernode", "register", "stranger.pub", "here"],
-        ):
-            done = flwr(tmp_path, *arguments)
+        commands = ("run app", "list", "supernode list", "supernode register stranger.pub")
+        for arguments in commands:
+            done = flwr(tmp_path, *arguments.split(), "here")
             assert done.returncode and "404" in done.stdout + done.stderr, (arguments, done)
         if secured:
             log = supernode(tmp_path, port)
@@ -87,21 +76,21 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
         assert server.poll() is None and client.poll() is None
         assert "has disconnected" not in (tmp_path / "server.log").read_text()
     finally:
-        end_all(server, client)
+        processes.end_all(server, client)
 
 
 @pytest.mark.slow
 def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
     """A client with another client's key is left out; one with an unknown key ends."""
-    port = made_ready(tmp_path, "fedproto", rounds=2)
-    key(tmp_path / "keys", 9)
-    server = start_server(tmp_path, port, "--patience=15")
+    port = processes.made_ready(tmp_path, "fedproto", rounds=2)
+    processes.key(tmp_path / "keys", 9)
+    server = processes.start_server(tmp_path, port, "--patience=15")
     flags = ["--client_id=0", "--data=npz:sites/client_0.npz", f"--superlink=127.0.0.1:{port}"]
     flags += ["--certificates=certs", "--patience=3"]
     clients = []
     for name, key_file in (("a", "keys/client9"), ("b", "client1")):
         own = [f"--workdir={name}", f"--key={key_file}"]
-        clients.append(command(tmp_path, "client", *own, *flags, log=f"{name}.log"))
+        clients.append(processes.command(tmp_path, "client", *own, *flags, log=f"{name}.log"))
     try:
         assert clients[0].wait(120) == 1
         assert "for 3 s: it does not know the key" in (tmp_path / "a.log").read_text()
@@ -110,7 +99,7 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
         assert server.wait(120) == 2
         assert f"(client 0) is {line}" in (tmp_path / "server.log").read_text()
     finally:
-        end_all(server, *clients)
+        processes.end_all(server, *clients)
 
 
 def wait_for_line(path: Path, arguments: str, seconds: float = 240.0) -> None:
@@ -149,14 +138,12 @@ def megabytes(pid: int) -> int:
 def flower(folder: Path, port: int, secured: bool) -> None:
     (folder / "home").mkdir()
     trust = f'root-certificates = "{folder}/certs/ca.crt"' if secured else "insecure = true"
-    (folder / "home" / "config.toml").write_text(
-        '[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = '
-        f'"127.0.0.1:{port}"\n{trust}\n'
-    )
+    address = f'[superlink.here]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+    (folder / "home" / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n{address}')
     (folder / "app").mkdir()
     (folder / "app" / "pyproject.toml").write_text(APP)
     (folder / "app" / "stranger.py").write_text(CODE.format(path=str(folder / "ran")))
-    key(folder / "home", 9)
+    processes.key(folder / "home", 9)
     (folder / "home" / "keys" / "client9.pub").rename(folder / "stranger.pub")
 
 
@@ -172,21 +159,15 @@ def flwr(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 def supernode(folder: Path, port: int, seconds: float = 20.0) -> str:
     """Runs Flower's own node with an unknown key; returns its log."""
-    flags = {
-        "superlink": f"127.0.0.1:{port}",
-        "root-certificates": folder / "certs" / "ca.crt",
-        "port": free_port(),
-        "auth-supernode-private-key": folder / "home" / "client9",
-    }
     arguments = [str(Path(sys.executable).with_name("flower-supernode"))]
-    for name, value in flags.items():
-        arguments += [f"--{name}", str(value)]
+    arguments += [f"--superlink=127.0.0.1:{port}", f"--port={processes.free_port()}"]
+    arguments += [f"--root-certificates={folder / 'certs' / 'ca.crt'}"]
+    arguments += [f"--auth-supernode-private-key={folder / 'home' / 'client9'}"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = flowers(folder) | {"PATH": path}
     with (folder / "supernode.log").open("wb") as log:
-        process = subprocess.Popen(
-            arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+        pipes = {"stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(arguments, cwd=folder, env=environment, **pipes)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         process.kill()

@@ -108,8 +108,7 @@ def test_a_sum_becomes_the_references_shares():
     ],
 )
 def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
-    """Clients have different numbers of samples, one is absent, and sums are rounded as by
-    SecAgg+."""
+    """Clients have different numbers of samples, one is absent; sums are rounded as by SecAgg+."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_of(name, **options)
     forms = uplink_forms(method, federation)

@@ -38,8 +38,7 @@ def write_run(path: Path, histories: Mapping[str, History], **fields) -> Path:
 
 
 def history(*accuracies: float, trial: int = 0, every: int = 1, **scores: float) -> list[dict]:
-    """Makes the rows of a trial, with an accuracy every so many rounds from round 0 on, and the
-    same other scores in all."""
+    """Makes a trial's rows: an accuracy every so many rounds, and the other scores in all."""
     rows = []
     for number, accuracy in enumerate(accuracies):
         rows.append({"round": number * every, "trial": trial, "accuracy": accuracy} | scores)

@@ -24,14 +24,11 @@ ALPHA = "partition.options.alpha"
 
 def comparison(folder, alpha: float, local: tuple, fedssa: tuple, **fields):
     """A comparison of two entries by `alpha`, two trials each: the accuracies after two rounds."""
-    histories = {
-        label: [
-            row
-            for trial, last in enumerate(lasts)
-            for row in history(0.1, last, trial=trial, every=2, accuracy_participants=last + 0.1)
-        ]
-        for label, lasts in (("local", local), ("fedssa", fedssa))
-    }
+    histories = {"local": [], "fedssa": []}
+    for label, lasts in (("local", local), ("fedssa", fedssa)):
+        for trial, last in enumerate(lasts):
+            more = {"every": 2, "accuracy_participants": last + 0.1}
+            histories[label] += history(0.1, last, trial=trial, **more)
     fields = {"rounds": 2, "trials": 2} | fields
     return read_folder(write_run(folder, histories, partition__options__alpha=alpha, **fields))
 
@@ -79,9 +76,8 @@ def test_the_picture_has_a_line_an_entry_with_bars_from_the_lowest_trial_to_the_
     assert axes.get_ylabel() == "accuracy, best round (%)"
     line, _, (bars,) = axes.containers[0]
     assert list(line.get_ydata()) == pytest.approx([60, 35])
-    assert [end for bar in bars.get_segments() for end in bar[:, 1]] == pytest.approx(
-        [60, 60, 30, 40]
-    )
+    ends = [end for bar in bars.get_segments() for end in bar[:, 1]]
+    assert ends == pytest.approx([60, 60, 30, 40])
 
 
 def test_runs_that_differ_in_another_field_are_refused_by_its_name(folders, tmp_path):
@@ -121,17 +117,14 @@ def test_the_setting_must_be_the_one_that_differs(folders, setting, message):
 
 def test_runs_that_are_not_finished_are_named(folders, tmp_path):
     begun = comparison(tmp_path / "c", 1.0, (0.5,), (0.5,), rounds=9)
-    assert [line.partition(": ")[2] for line in unfinished(begun)] == [
-        "local has done 2 of 9 rounds",
-        "fedssa has done 2 of 9 rounds",
-    ]
+    expected = ["local has done 2 of 9 rounds", "fedssa has done 2 of 9 rounds"]
+    assert [line.partition(": ")[2] for line in unfinished(begun)] == expected
     assert not unfinished(folders[0])
 
 
 def test_files_of_a_comparison_and_of_evaluations_are_read():
-    trials = points_of_file(
-        RESULTS / "fair_dirichlet.csv", "split", "a", score="accuracy", by="by_validation"
-    )
+    how = {"score": "accuracy", "by": "by_validation"}
+    trials = points_of_file(RESULTS / "fair_dirichlet.csv", "split", "a", **how)
     assert trials[0].entry == "local@tuned" and trials[0].accuracy == 0.6836563622886087
     points = []
     for shots, name in (("2", "two"), ("9", "nine"), ("23", "23")):
@@ -183,9 +176,8 @@ def test_the_command_writes_both_and_refuses_in_one_line(run_module, folders, tm
     assert done.returncode == 0, done.stderr
     assert "| fedssa | 75.00 ± 5.00 | 50.00 ± 0.00 |" in done.stdout
     assert (tmp_path / "a.png").exists()
-    assert read_points(tmp_path / "a.csv") == points_of_folders(
-        folders, [ALPHA], "accuracy", "best"
-    )
+    points = points_of_folders(folders, [ALPHA], "accuracy", "best")
+    assert read_points(tmp_path / "a.csv") == points
     refused = run_module("accuracy_by_setting", "--setting=drop_rate", of, table)
     assert refused.returncode == 2 and "differ in partition.options.alpha" in refused.stderr
     assert refused.stderr.count("\n") == 1

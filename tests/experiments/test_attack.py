@@ -40,7 +40,6 @@ ROWS = [
     Row(20, "local", "membership", 1, auc=0.5),
 ]
 
-
 SEEN = (("fedavg", NOT_NEEDED), ("lg_fedavg", OWN), ("lg_fedavg", OTHER))
 HIDDEN = {"unit": "upload", "clip": 0.5, "scale": 2.9}
 PRIVATE = [

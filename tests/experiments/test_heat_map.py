@@ -1,5 +1,4 @@
-"""Heat maps of two options: of a search, of a comparison, and their refusals; what a search
-chose."""
+"""Heat maps of two options: of a search, of a comparison, and refusals; what a search chose."""
 
 import json
 import math
@@ -101,14 +100,9 @@ def test_entries_that_differ_in_a_third_setting_are_refused_by_its_name(tmp_path
     with pytest.raises(ValueError, match=r"differ in margin, None and 3, and not in tau"):
         cells_in(folder, "tau", "weight", score="accuracy", by="best")
     cells_in(folder, "margin", "weight", score="accuracy", by="best")
+    alike = comparison(tmp_path / "b", "fedtgp:weight=1.0", "fedtgp:weight=1")
     with pytest.raises(ValueError, match=r"fedtgp:weight=1.0 and .* both have tau 100 and use_f"):
-        cells_in(
-            comparison(tmp_path / "b", "fedtgp:weight=1.0", "fedtgp:weight=1"),
-            "tau",
-            "use_f",
-            score="accuracy",
-            by="best",
-        )
+        cells_in(alike, "tau", "use_f", score="accuracy", by="best")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Images of valid latents, of random vectors and of prototypes: what is drawn, measured and
-refused."""
+"""Images of valid latents, random vectors and prototypes: what is drawn, measured and refused."""
 
 import csv
 from types import SimpleNamespace
@@ -71,9 +70,8 @@ def test_random_vectors_lie_as_far_out_as_they_are_named_after():
 def test_classes_without_a_prototype_are_white_and_in_no_table(host):
     generator = toy(host=host)
     values = jnp.full((3, WIDTH), 3.0).at[1].set(jnp.nan)
-    run = run_with(
-        {"p": values}, lambda server: Masked(server["p"], jnp.array([True, False, True]))
-    )
+    present = jnp.array([True, False, True])
+    run = run_with({"p": values}, lambda server: Masked(server["p"], present))
     kinds = vectors_of_run(run, generator)
     (kind,) = kinds
     assert kind == "prototypes of one, taken for latents"

@@ -1,5 +1,4 @@
-"""The leaderboard: the page is what its command makes, ranks and costs are what they say, and a
-run's folder gives rows that are read back."""
+"""The leaderboard: its page is made by its command, ranks and costs hold, rows are read."""
 
 from pathlib import Path
 
@@ -43,22 +42,15 @@ def score(correct):
 
 def trial(seed, correct, trained=None):
     """A trial of clients with 100 test samples each."""
-    return Trial(
-        seed=seed,
-        split=seed + 1,
-        score=score(correct),
-        trained=trained and score(trained),
-        macro_f1=0.5,
-        evaluations=EVALUATIONS,
-        samples=(100,) * len(correct),
-    )
+    fields = {"seed": seed, "split": seed + 1, "macro_f1": 0.5, "evaluations": EVALUATIONS}
+    scores = {"score": score(correct), "trained": trained and score(trained)}
+    return Trial(**fields, **scores, samples=(100,) * len(correct))
 
 
 def test_the_page_is_what_the_command_makes_from_the_committed_files():
     text = PAGE.read_text(encoding="utf-8")
-    assert page(text, RESULTS) == text, (
-        "run python -m experiments.leaderboard (--fit: a new method)"
-    )
+    message = "run python -m experiments.leaderboard (--fit: a new method)"
+    assert page(text, RESULTS) == text, message
 
 
 def test_every_method_stands_once_in_a_setting():

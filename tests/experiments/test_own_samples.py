@@ -18,8 +18,7 @@ OWN = OwnSamples(
 
 
 def test_samples_are_compared_with_those_of_other_clients():
-    """Both of client 0's and of client 1's samples have their class as the nearest, client 2's has
-    not. At random: 1 of 3, 2 of 3 (twice each), 2 of 4."""
+    """Nearest: all but client 2's sample. At random: 1 of 3, 2 of 3 (twice each), 2 of 4."""
     shares = agreement(OWN)
     assert shares.nearest == pytest.approx(4 / 5)
     assert shares.random == pytest.approx((1 / 3 + 2 / 3 + 1 / 3 + 2 / 3 + 2 / 4) / 5)
@@ -30,10 +29,8 @@ def test_samples_are_compared_with_those_of_other_clients():
 
 def test_the_picture_has_an_axis_for_each_entry():
     figure = picture({name: (OWN, "PCA", OWN.features) for name in ("local", "fedssa")})
-    assert [axes.get_title() for axes in figure.axes] == [
-        "local, 3 clients\nPCA",
-        "fedssa, 3 clients\nPCA",
-    ]
+    expected = ["local, 3 clients\nPCA", "fedssa, 3 clients\nPCA"]
+    assert [axes.get_title() for axes in figure.axes] == expected
 
 
 @pytest.mark.slow
@@ -43,9 +40,8 @@ def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
     assert done.returncode == 0, done.stderr
     table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
-    done = run_module(
-        "own_samples", run, f"--csv={table}", f"--picture={drawn}", "--samples=5", drawn=True
-    )
+    files = f"--csv={table}", f"--picture={drawn}"
+    done = run_module("own_samples", run, *files, "--samples=5", drawn=True)
     assert done.returncode == 0, done.stderr
     assert "| fedssa | 1 | 4 |" in done.stdout and drawn.exists()
     with table.open() as file:

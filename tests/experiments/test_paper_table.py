@@ -6,13 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.evaluations import (
-    curves,
-    read_evaluations,
-    read_published,
-    tops,
-    write_evaluations,
-)
+from experiments import evaluations
 from experiments.paper_table import find_runs, markdown
 
 SGD, ADAM = (
@@ -31,12 +25,8 @@ def write_run(folder, method, seed, accuracies, options=(), training=SGD, **more
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / method / "metrics.jsonl").open("w") as file:
         for number, accuracy in enumerate(accuracies):
-            row = {
-                "round": number,
-                "trial": 0,
-                "accuracy": accuracy,
-                "uplink_payload_bytes": 1024 * (number > 0),
-            }
+            row = {"round": number, "trial": 0, "accuracy": accuracy}
+            row |= {"uplink_payload_bytes": 1024 * (number > 0)}
             row |= {name: values[number] for name, values in more.items()}
             file.write(json.dumps(row) + "\n")
 
@@ -61,8 +51,7 @@ def test_a_course_that_was_set_aside_is_no_run(tmp_path):
 
 
 def test_published_numbers_can_be_of_the_participants_score(tmp_path):
-    """The participants' score is the highest of all rounds, and the difference is to it; the
-    table's own score stays."""
+    """The participants' score is the highest of all rounds, and the difference is to it."""
     for seed, drawn in ((0, [0.0, 0.8, 0.7]), (1, [0.0, 0.6, 0.9])):
         write_run(tmp_path / str(seed), "local", seed, [0.1, 0.4, 0.5], accuracy_participants=drawn)
     published = {("digits", "local"): [{"accuracy": "80", "source": "a"}]}
@@ -71,30 +60,21 @@ def test_published_numbers_can_be_of_the_participants_score(tmp_path):
     assert "participants %" in text and "participants - paper" in text and "biased upwards" in text
     row = "50.00 ± 0.00 | - | 50.00 ± 0.00 | 85.00 ± 5.00 | 2, 2 | 2 | 80 | +5.00 | 1.00 KiB"
     assert cells(text, "local")[1:] == row.split(" | ")
-    write_evaluations(runs, tmp_path / "x.csv")
+    evaluations.write_evaluations(runs, tmp_path / "x.csv")
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     assert [row["best_participants"] for row in rows if row["seed"] == "0"] == ["0", "0.8", "0.8"]
 
 
 def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     for seed in (0, 1):
-        drawn = {
-            "accuracy_participants": [0.0, 0.8, 0.7],
-            "accuracy_participants_head": [0.0, 0.6, 0.9 + seed / 100],
-        }
-        write_run(
-            tmp_path / str(seed),
-            "fedproto",
-            seed,
-            [0.1, 0.5, 0.4],
-            val_accuracy=[0.1, 0.2, 0.3],
-            **drawn,
-        )
+        drawn = {"val_accuracy": [0.1, 0.2, 0.3], "accuracy_participants": [0.0, 0.8, 0.7]}
+        drawn["accuracy_participants_head"] = [0.0, 0.6, 0.9 + seed / 100]
+        write_run(tmp_path / str(seed), "fedproto", seed, [0.1, 0.5, 0.4], **drawn)
     runs = find_runs(tmp_path)
-    write_evaluations(runs[:1], tmp_path / "earlier.csv")
-    again = read_evaluations(tmp_path / "earlier.csv") + runs[1:]
+    evaluations.write_evaluations(runs[:1], tmp_path / "earlier.csv")
+    again = evaluations.read_evaluations(tmp_path / "earlier.csv") + runs[1:]
     assert markdown(again, {}, "accuracy") == markdown(runs, {}, "accuracy")
-    write_evaluations(again[:1], tmp_path / "again.csv")
+    evaluations.write_evaluations(again[:1], tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "earlier.csv").read_text()
 
 
@@ -111,11 +91,8 @@ def test_options_are_named_against_their_defaults_whatever_most_runs_have(tmp_pa
     """So that a row keeps its name when other runs join the table."""
     for number, options in enumerate(({"mu": 0.0}, {"mu": 0.0}, {"mu": 0.5})):
         write_run(tmp_path / str(number), "fedssa", number, [0.5], options=options)
-    assert [run.method for run in find_runs(tmp_path)] == [
-        "fedssa mu=0.0",
-        "fedssa mu=0.0",
-        "fedssa",
-    ]
+    expected = ["fedssa mu=0.0", "fedssa mu=0.0", "fedssa"]
+    assert [run.method for run in find_runs(tmp_path)] == expected
 
 
 def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_path):
@@ -129,35 +106,24 @@ def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_pat
 
 
 def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
-    """A method that has it in all its runs is named, too; and such runs are not pooled with other
-    runs of the method."""
+    """Also a method that has it in all its runs; such runs are not pooled with others."""
     for name, method, training in (
         *(("a", "fedktl", SGD), ("b", "local", SGD), ("c", "dfrd", SGD | {"learning_rate": 0.1})),
-        *(
-            ("d0", "fedclassavg", ADAM),
-            ("d1", "fedclassavg", ADAM | {"beta1": 0.5}),
-            ("e", "local", ADAM),
-        ),
-        *((f"f{seed}", "fedssa", SGD) for seed in range(3)),
+        *(("d0", "fedclassavg", ADAM), ("d1", "fedclassavg", ADAM | {"beta1": 0.5})),
+        *(("e", "local", ADAM), *((f"f{seed}", "fedssa", SGD) for seed in range(3))),
     ):
         write_run(tmp_path / name, method, int(name[1:] or 0), [0.5], training=training)
     adam = "optimizer=adam learning_rate=0.0001"
     assert [run.method for run in find_runs(tmp_path)] == [
-        *(
-            "fedktl",
-            "local",
-            "dfrd learning_rate=0.1",
-            f"fedclassavg {adam}",
-            f"fedclassavg {adam} beta1=0.5",
-        ),
-        *(f"local {adam}", "fedssa", "fedssa", "fedssa"),
+        *("fedktl", "local", "dfrd learning_rate=0.1", f"fedclassavg {adam}"),
+        *(f"fedclassavg {adam} beta1=0.5", f"local {adam}", "fedssa", "fedssa", "fedssa"),
     ]
 
 
 def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path):
     published = tmp_path / "published.csv"
     published.write_text("dataset,method,accuracy,source\ndigits,fedktl,60,a\ndigits,dfrd,,b\n")
-    text = markdown(runs, read_published(str(published)), "accuracy")
+    text = markdown(runs, evaluations.read_published(str(published)), "accuracy")
     row = "70.00 ± 10.00 | 60.00 ± 10.00 | 65.00 ± 15.00 | - | 1, 2 | 2 | 60 | +10.00 | 1.00 KiB"
     assert cells(text, "fedktl")[1:] == row.split(" | ")
     assert cells(text, "fedktl mu=0.0")[1:3] == ["40.00", "-"]
@@ -165,20 +131,19 @@ def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path):
 
 
 def test_another_score_leaves_out_the_runs_without_it(runs):
-    text = markdown(runs, read_published(None), "global_accuracy_head")
+    text = markdown(runs, evaluations.read_published(None), "global_accuracy_head")
     assert "fedktl" not in text
     assert cells(text, "dfrd")[1:6] == ["50.00", "-", "50.00", "30.00", "2"]
-    assert not tops(runs[:1], "global_accuracy_head")
+    assert not evaluations.tops(runs[:1], "global_accuracy_head")
 
 
 def test_every_evaluation_is_a_row(runs, tmp_path):
-    write_evaluations(runs, tmp_path / "all.csv")
+    evaluations.write_evaluations(runs, tmp_path / "all.csv")
     with (tmp_path / "all.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
-    assert (rows[4]["method"], rows[4]["seed"], rows[4]["accuracy"], rows[4]["uplink_bytes"]) == (
-        *("fedktl", "1", "0.7", "1024"),
-    )
+    cells_of_row = [rows[4][name] for name in ("method", "seed", "accuracy", "uplink_bytes")]
+    assert cells_of_row == ["fedktl", "1", "0.7", "1024"]
 
 
 def test_rounds_after_a_number_do_not_count(runs, tmp_path):
@@ -190,9 +155,9 @@ def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
     write_run(tmp_path / "a", "local", 0, [0.1, 0.4, 0.5])
     write_run(tmp_path / "b", "local", 1, [0.3, 0.6])
     write_run(tmp_path / "c", "fedssa", 0, [0.2, 0.9], accuracy_head=[0.3, 0.8])
-    (axes,) = curves(find_runs(tmp_path), "accuracy").axes
+    (axes,) = evaluations.curves(find_runs(tmp_path), "accuracy").axes
     lines = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(lines["local"].get_xydata(), [[0, 20], [1, 50]])
     np.testing.assert_allclose(lines["fedssa"].get_ydata(), [20, 90])
-    (axes,) = curves(find_runs(tmp_path), "accuracy_head").axes
+    (axes,) = evaluations.curves(find_runs(tmp_path), "accuracy_head").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedssa"]

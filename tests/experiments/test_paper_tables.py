@@ -1,5 +1,4 @@
-"""The page of results beside the papers': it is what its command makes, and it compares like with
-like alone."""
+"""The page of results beside the papers' is made by its command, and compares like with like."""
 
 import re
 from pathlib import Path
@@ -16,7 +15,8 @@ from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-PAGE = RESULTS / "papers.md"
+PAGE, MANIFEST = RESULTS / "papers.md", read_manifest(RESULTS / "tables.toml")
+NO_FML = Selection("runs.csv", "digits", methods=["fml"])
 
 RUNS = """dataset,method,seed,round,accuracy,accuracy_head,accuracy_participants,best_participants
 digits,fedproto,0,0,0.1,0.2,,
@@ -46,36 +46,29 @@ def a_part(**more):
 
 
 def rows(text):
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line[:1] == "|"
-    ]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in cells] for cells in lines]
 
 
 def test_the_page_is_what_the_command_makes_from_the_committed_files():
     text = PAGE.read_text(encoding="utf-8")
-    assert page(text, read_manifest(RESULTS / "tables.toml"), RESULTS) == text
+    assert page(text, MANIFEST, RESULTS) == text
 
 
 def test_ours_beside_the_papers_by_one_score(results):
-    text = part_markdown(
-        a_part(published_as={"local mu=0": "local"}, also=["accuracy_head"]), results
-    )
+    part = a_part(published_as={"local mu=0": "local"}, also=["accuracy_head"])
+    text = part_markdown(part, results)
     head, _, *lines = rows(text)
-    named = (
-        "method | all clients, best % | last round % | own head, best % | rounds | seeds | paper %"
-    )
-    assert head == [*named.split(" | "), "ours - paper"]
+    named = "method | all clients, best % | last round % | own head, best % | rounds | seeds"
+    assert head == [*named.split(" | "), "paper %", "ours - paper"]
     fedproto = "60.00 ± 10.00 | 55.00 ± 5.00 | 70.00 ± 10.00 | 10 to 20 | 2 | 61.00 ± 0.50 | -1.00"
     assert lines == [
         ["local mu=0", "65.00", "65.00", "65.00", "10", "1", "70.50", "-5.50"],
         ["fedproto", *fedproto.split(" | ")],
     ]
     assert text.endswith("Rows of the paper that were not run in this form: fd no convergence.")
-    assert "not run in this form: local 70.50, fd no convergence." in part_markdown(
-        a_part(), results
-    )
+    text = part_markdown(a_part(), results)
+    assert "not run in this form: local 70.50, fd no convergence." in text
 
 
 def test_the_participants_score_is_the_best_of_all_rounds_and_has_no_last_round(results):
@@ -87,60 +80,37 @@ def test_the_participants_score_is_the_best_of_all_rounds_and_has_no_last_round(
 @pytest.mark.parametrize(
     "more, paper, why",
     [
-        (
-            {"published_score": "accuracy_weighted"},
-            "61.00 ± 0.50",
-            "another score (clients by test samples)",
-        ),
+        ({"published_score": "accuracy_weighted"}, "61.00 ± 0.50", "another score (clients"),
         ({"published_dataset": "other"}, "5.00", "another dataset (other)"),
     ],
 )
 def test_other_scores_and_datasets_have_no_difference(results, more, paper, why):
     text = part_markdown(a_part(**more), results)
     assert [line[-1] for line in rows(text) if line[0] == "fedproto"] == [paper]
-    assert f"No difference is given: the paper's numbers are of {why}." in text
+    assert f"No difference is given: the paper's numbers are of {why}" in text
     assert "ours - paper" not in text
 
 
 def test_a_rule_of_inference_counts_for_all_scores_of_its_method(results):
-    (line,) = [
-        line
-        for line in rows(part_markdown(a_part(rules={"fedproto": "head"}), results))
-        if "own head" in line[0]
-    ]
+    lines = rows(part_markdown(a_part(rules={"fedproto": "head"}), results))
+    (line,) = [line for line in lines if "own head" in line[0]]
     assert line[:3] == ["fedproto, by own head", "70.00 ± 10.00", "65.00 ± 5.00"]
 
 
 def test_runs_are_chosen_by_method_seed_and_round(results):
-    (run,) = selected(
-        Selection("runs.csv", "digits", methods=["fedproto"], seeds=[1], rounds=10), results
-    )
+    chosen = Selection("runs.csv", "digits", methods=["fedproto"], seeds=[1], rounds=10)
+    (run,) = selected(chosen, results)
     assert {row["round"] for row in run.history} == {10}
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (
-            lambda r: part_markdown(a_part(score="loss"), r),
-            "all: loss is no score; there are accuracy",
-        ),
-        (
-            lambda r: part_markdown(a_part(published_dataset="x"), r),
-            "all: published.csv has no rows of x",
-        ),
-        (
-            lambda r: part_markdown(a_part(rules={"fedproto": "y"}), r),
-            "all: runs.csv has no accuracy_y of fedproto",
-        ),
-        (
-            lambda r: selected(Selection("runs.csv", "digits", methods=["fml"]), r),
-            "runs.csv has no fml on digits",
-        ),
-        (
-            lambda r: page("no marks", read_manifest(RESULTS / "tables.toml"), r),
-            "the page needs the lines <!-- made",
-        ),
+        (lambda r: part_markdown(a_part(score="loss"), r), "all: loss is no score; there are"),
+        (lambda r: part_markdown(a_part(published_dataset="x"), r), "all: published.csv has no"),
+        (lambda r: part_markdown(a_part(rules={"fedproto": "y"}), r), "all: runs.csv has no"),
+        (lambda r: selected(NO_FML, r), "runs.csv has no fml on digits"),
+        (lambda r: page("no marks", MANIFEST, r), "the page needs the lines <!-- made"),
     ],
 )
 def test_wrong_parts_and_selections_are_one_line(results, make, message):
@@ -170,8 +140,7 @@ def test_outside_of_the_repository_it_says_what_it_misses(tmp_path, monkeypatch,
 
 
 def test_files_commands_and_settings_that_the_page_names_exist():
-    manifest = read_manifest(RESULTS / "tables.toml")
-    for table in manifest.tables:
+    for table in MANIFEST.tables:
         for part in table.parts:
             for command in re.sub(r"\\\n", " ", part.command).strip().splitlines():
                 file, argument = re.search(r"--config=(\w+):?(\S*)", command).groups()
@@ -181,5 +150,5 @@ def test_files_commands_and_settings_that_the_page_names_exist():
                 for key in re.findall(r"--config\.([\w.]+)=", command):
                     assert key in fields, command
     assert_links_lead_to_headings(PAGE)
-    for picture in manifest.pictures:
+    for picture in MANIFEST.pictures:
         assert (ROOT / picture.file).exists() and picture.runs

@@ -21,8 +21,7 @@ def test_all_clients_have_no_luck():
 
 
 def test_the_best_of_draws_rises_to_the_best_clients():
-    """With one of ten clients a round, the best client has been drawn after k rounds with
-    probability 1 - 0.9^k."""
+    """With one of ten clients a round, the best has been drawn after k rounds by 1 - 0.9^k."""
     best = best_so_far(np.eye(10)[0], 1, 20, 4000)
     assert (np.diff(best, axis=1) >= 0).all()
     np.testing.assert_allclose(best.mean(0), 1 - 0.9 ** np.arange(1, 21), atol=0.03)

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from experiments.margins import prototype_margins
 from experiments.prototype_margins import (
     GLOBAL,
     Row,
@@ -15,6 +16,7 @@ from experiments.prototype_margins import (
     table_of,
 )
 from fedjax_ht.lab.runs.evaluate import load_run
+from tests.reference.margins import nearest_and_mean
 
 ROWS = [
     Row("fedproto", 0, 5, "0", 0, 1.0, 2.0),
@@ -38,8 +40,7 @@ def test_the_picture_has_an_axis_for_each_entry():
 
 @pytest.mark.slow
 def test_margins_of_a_run(run_module, tiny_config, tmp_path):
-    """FedProto's global prototypes are the means of the prototypes that the clients' trained models
-    have, where all clients take part: the clients have uploaded them."""
+    """FedProto's global prototypes are the means of those of the clients' trained models."""
     run = f"--workdir={tmp_path / 'run'}"
     entries = ["--config.entries=('local','fedproto','fedtgp:server_epochs=2')"]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
@@ -59,16 +60,37 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert {row["method"] for row in rows} == {"fedproto", "fedtgp:server_epochs=2"}
-    assert [row["client"] for row in rows if row["method"] == "fedproto"] == [
-        r.client for r in rows_of(loaded, 0)
-    ]
+    shown = [row["client"] for row in rows if row["method"] == "fedproto"]
+    assert shown == [row.client for row in rows_of(loaded, 0)]
     first = min(np.linalg.norm(got[0] - got[other]) for other in (1, 2, 3))
-    (row,) = [
-        r for r in rows if (r["method"], r["client"], r["label"]) == ("fedproto", GLOBAL, "0")
-    ]
+    place = {"method": "fedproto", "client": GLOBAL, "label": "0"}
+    (row,) = [row for row in rows if place.items() <= row.items()]
     np.testing.assert_allclose(float(row["nearest"]), first, rtol=1e-5)
 
     only = run_module("prototype_margins", run, "--method=local", f"--csv={table}")
     assert only.returncode == 2 and "no entry of the run in" in only.stderr
     missing = run_module("prototype_margins", run)
     assert missing.returncode == 2 and "give --workdir and --csv; see --help" in missing.stderr
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_margins_equal_the_reference(seed):
+    """Five clients have different classes, some one or none; absent prototypes are never read."""
+    rng = np.random.default_rng(seed)
+    present = rng.random((5, 6)) < 0.5
+    present[0], present[1] = False, np.arange(6) == 2
+    prototypes = np.where(present[..., None], rng.normal(size=(5, 6, 4)), np.nan).astype(np.float32)
+    got = prototype_margins(prototypes, present)
+    for client in range(5):
+        labels = np.flatnonzero(present[client]).tolist()
+        want = nearest_and_mean({label: prototypes[client, label].tolist() for label in labels})
+        for label in range(6):
+            found = got.nearest[client, label], got.mean[client, label]
+            np.testing.assert_allclose(found, want.get(label, (np.nan, np.nan)), rtol=1e-6)
+
+
+def test_the_global_prototypes_are_one_set():
+    corners = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    got = prototype_margins(corners, np.ones(3, bool))
+    np.testing.assert_allclose(got.nearest, [3, 3, 4])
+    np.testing.assert_allclose(got.mean, [3.5, 4, 4.5])

@@ -1,5 +1,4 @@
-"""The queue of runs: its commands settle without data, make works them off, and the status says how
-far they have come."""
+"""The queue: commands settle without data, make works them off, and a status says how far."""
 
 import json
 import os
@@ -56,9 +55,8 @@ def test_a_comparison_takes_what_the_searches_chose(tmp_path):
     for name in names:
         searched(tmp_path / name, labels_of(name))
         entries.append(chosen(tmp_path / name, None, score="accuracy", by="best"))
-    (command,) = (
-        command for row in ROWS for command in row.commands if command.name == "two-classes-seeds"
-    )
+    commands = {command.name: command for row in ROWS for command in row.commands}
+    command = commands["two-classes-seeds"]
     before = command.arguments.partition(" --methods=")[0].split()
     plan, _ = plan_of("compare", [*before, f"--methods={','.join(entries)}"])
     settled = settle(plan.config)
@@ -69,9 +67,9 @@ def test_a_comparison_takes_what_the_searches_chose(tmp_path):
 
 def test_the_form_that_wins_is_taken_apart(tmp_path):
     forms = {"fedavg": 0.9, "fedavg+dfrd": 0.5, "fedavg+dfrd:variant=released": 0.6}
-    histories = {
-        label: history(0.1, 0.1, global_accuracy_head=score) for label, score in forms.items()
-    }
+    histories = {}
+    for label, score in forms.items():
+        histories[label] = history(0.1, 0.1, global_accuracy_head=score)
     write_run(tmp_path / "forms", histories, rounds=1)
     best = chosen(tmp_path / "forms", "fedavg+dfrd", score="global_accuracy_head", by="best")
     assert entries_with(best, ["alpha=0.0"]) == ["fedavg+dfrd:variant=released:alpha=0.0"]
@@ -140,9 +138,8 @@ def test_make_works_the_commands_off_once_each_and_goes_on_after_a_failure(tmp_p
 
     def make() -> int:
         command = ["make", "-k", "-f", str(MAKEFILE), f"RUNS={runs}", "FLAGS=--config.devices=1"]
-        return subprocess.run(
-            command, env=environment, capture_output=True, cwd=tmp_path
-        ).returncode
+        how = {"env": environment, "capture_output": True, "cwd": tmp_path}
+        return subprocess.run(command, **how).returncode
 
     def called() -> list[str]:
         lines = (runs / "called").read_text().splitlines()

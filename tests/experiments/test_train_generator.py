@@ -1,5 +1,4 @@
-"""Adversarial training of tiny generators: resume, losses against their definition, scores, data,
-the command line."""
+"""Adversarial training of tiny generators: resume, losses by definition, scores, data, command."""
 
 import json
 
@@ -26,10 +25,11 @@ def steps_from(state, log, last, workdir):
     def save(state, log):
         return generator_training.write_checkpoint(workdir, state, log)
 
+    def is_over(step):
+        return step >= last
+
     pictures = Pictures(IMAGES, LABELS, ("a", "b", "c"))
-    return generator_training.train(
-        RECIPE, pictures, 3, state, log, lambda step: step >= last, save
-    )
+    return generator_training.train(RECIPE, pictures, 3, state, log, is_over, save)
 
 
 @pytest.mark.slow
@@ -40,18 +40,14 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch)
         return init_gan(RECIPE, 1, 3)
 
     whole = steps_from(start(), [], 5, tmp_path / "whole")
-    steps_from(
-        *generator_training.read_checkpoint(tmp_path / "parts", start()), 3, tmp_path / "parts"
-    )
-    resumed = steps_from(
-        *generator_training.read_checkpoint(tmp_path / "parts", start()), 5, tmp_path / "parts"
-    )
+    for last in (3, 5):
+        begun = generator_training.read_checkpoint(tmp_path / "parts", start())
+        resumed = steps_from(*begun, last, tmp_path / "parts")
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     assert int(whole[0].step) == 5
     assert [row[0] for row in whole[1]] == [8, 16]
-    assert (tmp_path / "parts/losses.csv").read_text() == (
-        tmp_path / "whole/losses.csv"
-    ).read_text()
+    parts, apart = ((tmp_path / name / "losses.csv").read_text() for name in ("parts", "whole"))
+    assert parts == apart
     # every weight of both networks was trained
     for part, other in zip(whole[0][1:3], start()[1:3]):
         moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), part, other)
@@ -69,8 +65,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [0, 3])
 def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
-    """Every gradient anew, by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g
-    / |g|."""
+    """Gradients by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g / |g|."""
     recipe = RECIPE._replace(num_classes=num_classes)
     state = init_gan(recipe, 1, 3)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(3), 0), 3)
@@ -89,20 +84,15 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
     def by_definition(generator, discriminator):
         def of_discriminator(d):
             fake = jax.lax.stop_gradient(make(generator))
-            gradients = [
-                jax.grad(lambda x: discriminate(d, x, labels).sum())(x) for x in (real, fake)
-            ]
-            penalties = sum(jnp.sum(gradient**2) / 4 for gradient in gradients)
-            losses = -jax.nn.log_sigmoid(
-                discriminate(d, real, labels) - discriminate(d, fake, labels)
-            )
-            return losses.mean() + RECIPE.penalty / 2 * RECIPE.penalty_every * penalties
+            slope = jax.grad(lambda x: discriminate(d, x, labels).sum())
+            penalties = sum(jnp.sum(slope(x) ** 2) / 4 for x in (real, fake))
+            ahead = discriminate(d, real, labels) - discriminate(d, fake, labels)
+            penalty = RECIPE.penalty / 2 * RECIPE.penalty_every * penalties
+            return -jax.nn.log_sigmoid(ahead).mean() + penalty
 
         def of_generator(g):
-            return -jax.nn.log_sigmoid(
-                discriminate(discriminator, make(g), labels)
-                - discriminate(discriminator, real, labels)
-            ).mean()
+            made, shown = (discriminate(discriminator, x, labels) for x in (make(g), real))
+            return -jax.nn.log_sigmoid(made - shown).mean()
 
         return jax.grad(of_generator)(generator), jax.grad(of_discriminator)(discriminator)
 
@@ -113,16 +103,13 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
     state = train_step(recipe, state, jnp.asarray(IMAGES), jnp.asarray(LABELS), jnp.uint32(3), True)
     moments = (state.generator_optimizer[0].nu, state.discriminator_optimizer[0].nu)
     for nu, gradient in zip(jax.tree.leaves(moments), jax.tree.leaves(expected)):
-        size = np.abs(gradient).max()
-        np.testing.assert_allclose(
-            np.sqrt(nu / 0.01), np.abs(gradient), rtol=1e-3, atol=1e-4 * size + 1e-12
-        )
+        close = {"rtol": 1e-3, "atol": 1e-4 * np.abs(gradient).max() + 1e-12}
+        np.testing.assert_allclose(np.sqrt(nu / 0.01), np.abs(gradient), **close)
     after = (state.generator, state.discriminator)
     for old, new, gradient in zip(*map(jax.tree.leaves, (before, after, expected))):
         sure = np.abs(gradient) > 1e-3 * np.abs(gradient).max() + 1e-6
-        np.testing.assert_allclose(
-            (new - old)[sure], -RECIPE.learning_rate * np.sign(gradient)[sure], rtol=2e-2, atol=1e-6
-        )
+        step = -RECIPE.learning_rate * np.sign(gradient)
+        np.testing.assert_allclose((new - old)[sure], step[sure], rtol=2e-2, atol=1e-6)
     # With a half-life of a twentieth of what was seen, the first step leaves next to nothing of the
     # start.
     for old, new, mean in zip(*map(jax.tree.leaves, (before[0], state.generator, state.average))):
@@ -130,8 +117,7 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
 
 
 def test_a_discriminator_sees_repeated_images():
-    """Minibatch standard deviation: the score of an image depends on whether its batch repeats
-    it."""
+    """By minibatch standard deviation a score depends on whether the batch repeats the image."""
     discriminator = init_gan(RECIPE, 1, 0).discriminator
     varied = jnp.asarray(IMAGES[:4] / np.float32(127.5) - 1)
     repeated = jnp.repeat(varied[:1], 4, 0)
@@ -141,13 +127,13 @@ def test_a_discriminator_sees_repeated_images():
 
 def test_a_conditional_batch_has_several_images_of_each_of_its_classes():
     recipe = RECIPE._replace(batch_size=16, num_classes=3)
-    batches = [
-        np.asarray(batch_rows(jax.random.key(i), jnp.asarray(LABELS), recipe)) for i in range(40)
-    ]
-    for rows in batches:
+    drawn = set()
+    for i in range(40):
+        rows = np.asarray(batch_rows(jax.random.key(i), jnp.asarray(LABELS), recipe))
         of_group = LABELS[rows].reshape(8, 2)  # two classes in turn
         assert (of_group == of_group[0]).all()
-    assert set(np.concatenate(batches)) == set(range(12))  # every image is drawn
+        drawn |= set(rows)
+    assert drawn == set(range(12))  # every image is drawn
 
 
 def test_a_conditional_discriminator_compares_images_of_one_class():
@@ -174,9 +160,8 @@ def test_scores_tell_sharp_from_smooth_and_near_from_far():
     # Of Gaussians: (mean difference)^2 + (difference of standard deviations)^2 per dimension.
     x = rng.normal(size=(100_000, 2))
     assert generator_scores.frechet_distance(x, x) == pytest.approx(0, abs=1e-6)
-    assert generator_scores.frechet_distance(x, x * [2, 1] + [3, 0]) == pytest.approx(
-        9 + 1, rel=0.02
-    )
+    moved = generator_scores.frechet_distance(x, x * [2, 1] + [3, 0])
+    assert moved == pytest.approx(9 + 1, rel=0.02)
 
 
 @pytest.mark.slow
@@ -187,17 +172,13 @@ def test_an_exported_generator_is_scored_and_pictured(tmp_path):
     def score(generator, pictures):
         return generator_scores.score(generator, pictures, n=8, steps=2)
 
-    scores = generator_training.export(
-        tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0), RECIPE, pictures, card, 0, score
-    )
+    path, gan = tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0)
+    scores = generator_training.export(path, gan, RECIPE, pictures, card, 0, score)
     metadata = npz.read(tmp_path / "tiny.npz")[0]
     assert metadata["scores"] == scores
     assert set(scores) == {"classifier_accuracy", "real", *generator_scores.LABELS}
-    assert (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"]) == (
-        0,
-        8,
-        ["a", "b"],
-    )
+    found = (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"])
+    assert found == (0, 8, ["a", "b"])
     generator = embedded.load_embedded(tmp_path / "tiny.npz")
     assert generator.card == card
     w = generator.sample_w(generator.variables, jax.random.key(5), 1000)
@@ -234,18 +215,13 @@ def test_classes_of_jpeg_files_are_chosen_by_name(tmp_path):
 def test_small_images_get_a_frame_and_large_ones_are_resized():
     small = load_pictures("fashion_mnist_10k")
     assert small.images.shape == (10_000, 32, 32, 1)
-    assert (
-        small.images[:, :2].max()
-        == small.images[:, :, 30:].max()
-        == 0
-        < small.images[:, 2:30, 2:30].max()
-    )
+    assert not small.images[:, :2].any() and not small.images[:, :, 30:].any()
+    assert small.images[:, 2:30, 2:30].any()
 
 
 def test_large_images_are_resized(tmp_path):
-    np.savez(
-        tmp_path / "large.npz", images=np.full((2, 64, 64, 3), 7, np.uint8), labels=np.arange(2)
-    )
+    images = np.full((2, 64, 64, 3), 7, np.uint8)
+    np.savez(tmp_path / "large.npz", images=images, labels=np.arange(2))
     pictures = load_pictures(f"npz:{tmp_path / 'large.npz'}")
     assert pictures.images.shape == (2, 32, 32, 3)
     assert (pictures.images == 7).all()
@@ -280,9 +256,8 @@ def test_the_command_trains_goes_on_and_exports(run_module, tmp_path):
     assert first.returncode == 0, first.stderr
     assert "128 images: discriminator" in first.stdout
     out = tmp_path / "out.npz"
-    again = run_module(
-        "train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600
-    )
+    more = ("--images=192", f"--out={out}", "--licence=MIT")
+    again = run_module("train_generator", *arguments, *more, timeout=600)
     assert again.returncode == 0, again.stderr
     metadata = npz.read(out)[0]
     assert metadata["images_seen"] == 192

@@ -41,8 +41,7 @@ def test_the_seen_change_is_the_clients_gradient():
 
 @pytest.mark.parametrize("name", ["lg_fedavg", "fedssa"])
 def test_a_head_says_the_features_exactly(name):
-    """The change of a class's weights in a linear layer, over that of its bias, is the layer's
-    input."""
+    """The change of a class's weights in a linear layer, over its bias's, is the input."""
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
     change = np.asarray(seen_of(victim, state, images, labels).change)
@@ -117,8 +116,7 @@ def test_whether_the_clients_state_matters():
     "unit, scale", [("upload", 0.05 * 3), ("client", 0.0), ("sample", 0.1 * 0.05 * 3)]
 )
 def test_an_attacker_imitates_clipping_and_no_noise(unit, scale):
-    """Noise is on the upload, on nothing that the server sees, or on the gradient, of which a step
-    takes a tenth."""
+    """Noise is on the upload, out of the server's sight, or on the gradient."""
     victim, state = victim_of("fedavg", tiny.linear_federation(width=WIDE, clients=1, buckets=1))
     victim = victim._replace(privacy=Privacy(unit, clip=0.05, noise=3.0))
     images, labels = image_of(2)
