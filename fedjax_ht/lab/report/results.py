@@ -28,7 +28,7 @@ from fedjax_ht.lab.report.rows import (
 )
 from fedjax_ht.lab.report.statistics import Gains
 from fedjax_ht.simulation.history import best, merged, wire_bytes
-from fedjax_ht.simulation.rows import History, Row, Runs, evaluated
+from fedjax_ht.simulation.rows import NEW, History, Row, Runs, evaluated
 
 PARTICIPANTS_NOTE = """\
 "participants": the mean over a round's participants after their training, in its best round. \
@@ -44,6 +44,8 @@ and then over clients, in the same round.""",
 It is a mean over the classes of a client's test samples, and then over clients with two classes \
 or more. It uses the scores that choose the predictions.""",
     "participants %": PARTICIPANTS_NOTE,
+    "new clients": """\
+"new clients": the score of clients that never train, in the best round of those that do.""",
 }
 """Title of a column -> its meaning."""
 
@@ -155,6 +157,12 @@ def _validated(score: Score, of: Scored) -> str | None:
     return f"{score.of_trials(of.validated)} (round {document.rounds_of(of.validated)})"
 
 
+def _of_new(score: Score, of: Scored) -> str | None:
+    key = f"{NEW}{score.key}"
+    is_known = of.tops and all(key in row for row in of.tops)
+    return score.of_trials(of.tops, key) if is_known else None
+
+
 def _seconds(key: str) -> Column:
     """Returns the column of a median of seconds, of the rows that have it."""
 
@@ -178,8 +186,9 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
     return {
         "method": lambda label, _: label,
         f"{score.name}{unit}": lambda _, of: score.of_trials(of.tops),
-        **{NAMES.get(name, name): _mean_column(name) for name in others},
+        **{NAMES.get(x, x) + Score(x).unit: _mean_column(x) for x in others},
         f"by validation{unit}": lambda _, of: _validated(score, of),
+        "new clients": lambda _, of: _of_new(score, of),
         "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
         "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
         "± clients": lambda _, of: score.of_trials(of.tops, f"{score.key}_std", spread=False),
@@ -203,7 +212,7 @@ def _mean_column(key: str) -> Column:
 
     def write(_: str, of: Scored) -> str | None:
         known = values(of.tops, key)
-        return f"{np.mean(known):.4g}" if known and len(known) == len(of.tops) else None
+        return Score(key).text(np.mean(known)) if known and len(known) == len(of.tops) else None
 
     return write
 
@@ -212,7 +221,7 @@ def _importance(score: Score) -> tuple[str, ...]:
     unit = score.unit
     return (
         *(f"{score.name}{unit}", "server's model %", f"last{unit}", "best round", "uplink"),
-        *("s/round", f"by validation{unit}", "worst 10 %", "macro F1 %", "AUC %"),
+        *("s/round", f"by validation{unit}", "new clients", "worst 10 %", "macro F1 %", "AUC %"),
         *("participants %", "downlink", "FLOPs", "simulated s to best"),
     )
 
@@ -223,7 +232,8 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     Accuracies are those of the best round on the test sets, "last" of the last round; of several
     trials means, with the standard deviation (of the population) behind them, and the best round of
     each. A column that no entry has a value for is left out: "by validation", the test accuracy in
-    the round that is best on validation sets; "participants", see `column_notes`; the server's own
+    the round that is best on validation sets; the clients that never train, in the best round of
+    the others; "participants", see `column_notes`; the server's own
     model on all test samples, in its own best round; seconds by stage; the devices' seconds until
     the best round. Traffic and FLOPs are means per round over all clients together; seconds are
     those of the median round, of all trials together.
@@ -233,7 +243,7 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
       winner: label of the entry whose accuracy a page highlights.
     """
     rows, score = [(label, scored(runs)) for label, runs in histories.items()], score_in(histories)
-    others = [] if score.is_share else further_metrics(histories, score)
+    others = further_metrics(histories, score)
     table = document.columns_table(columns_of(score, others), rows, _importance(score), winner)
     folded = []
     for title, note in column_notes(table.head).items():
@@ -393,17 +403,20 @@ def comparison_text(
     title, aim = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
     of_run = columns_of(score, ())
     shared = ("method", title, *NOTES, "server's model %", "best round")
-    columns: dict[str, Column] = {
-        **{name: of_run[name] for name in shared},
+    until: dict[str, Column] = {
         f"rounds to {aim}": _rounds,
         f"bytes to {aim}": _until("bytes", document.human_bytes),
         f"FLOPs to {aim}": _until("flops", document.human_flops),
+    }
+    columns: dict[str, Column] = {
+        **{name: of_run[name] for name in shared},
+        **until,
         UPLINK: _until("client_elements", document.human_count),
         FLOPS: _until("client_flops", document.human_flops),
         "s/round": of_run["s/round"],
         "seconds": lambda _, of: f"{seconds_of(of.runs):.0f}",
     }
-    important = [title, "server's model %", *list(columns)[7:10], "s/round", "best round"]
+    important = [title, "server's model %", *until, "s/round", "best round"]
     table = document.columns_table(columns, entries.items(), important, winner)
     several = any(len(of.runs) > 1 for of in entries.values())
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))

@@ -61,3 +61,14 @@ def test_the_target_is_reached_from_above():
 def test_further_metrics_have_columns():
     text = run_results(entries(40.0, 42.0)).markdown()
     assert "| method | RMSE | MAE |" in text and "| fedper | 41 ± 1 | 20.5 |" in text
+
+
+def test_a_multi_label_run_has_its_metrics_in_percent_and_its_new_clients():
+    row = {"round": 1, "trial": 0, "score": "micro_f1", "better": "higher", "micro_f1": 0.5}
+    row |= {"micro_f1_std": 0.1, "micro_f1_worst10": 0.4, "micro_f1_pooled": 0.5, "map": 0.25}
+    row |= {"map_pooled": 0.3, "new_micro_f1": 0.125, "clients": [0.4, 0.6]}
+    text = run_results({"a": [[row]]}).markdown()
+    assert "| method | micro F1 % | mAP % | new clients |" in text
+    assert "| a | 50.00 | 25.00 | 12.50 |" in text
+    del row["new_micro_f1"]
+    assert "new clients" not in run_results({"a": [[row]]}).markdown()
