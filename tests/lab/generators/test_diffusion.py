@@ -1,5 +1,4 @@
-"""A tiny folder of Stable Diffusion with random weights is a generator; it equals the library's own
-pipeline."""
+"""A tiny folder of Stable Diffusion with random weights equals the library's own pipeline."""
 
 import json
 import shutil

@@ -1,5 +1,6 @@
 """The embedded generator's arithmetic and files, and the shipped ones."""
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from experiments.generator_training import rescale_w, save_embedded
 from fedjax_ht.lab.generators import embedded, npz
 from fedjax_ht.lab.generators.embedded import load_embedded
 from fedjax_ht.models.generator import Card
+from tests.tiny import shift
 
 CHECKPOINTS = Path(__file__).resolve().parents[3] / "checkpoints"
 SHIPPED = sorted(CHECKPOINTS.glob("*_32.npz"))
@@ -22,14 +24,8 @@ CARD = Card("tiny", ("mnist",), "digits", "CC0", "made for a test")
 @pytest.fixture(scope="module")
 def tiny():
     """An untrained generator with biases, so that each of its parameters counts."""
-    variables = jax.jit(embedded.init_variables, static_argnums=(1, 2, 3))(
-        jax.random.key(0), (6, 5, 4, 3), 7, 1
-    )
-    leaves, structure = jax.tree.flatten(variables)
-    rng = np.random.default_rng(0)
-    return jax.tree.unflatten(
-        structure, [x + 0.3 * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
-    )
+    make = jax.jit(embedded.init_variables, static_argnums=(1, 2, 3))
+    return shift(make(jax.random.key(0), (6, 5, 4, 3), 7, 1), 0)
 
 
 @jax.jit
@@ -42,8 +38,7 @@ sample = jax.jit(embedded.sample_w, static_argnums=2)
 
 
 def reference(variables, w):
-    """G_s of one latent in float64, by StyleGAN2's definition: the kernel is modulated and
-    demodulated, not the map."""
+    """G_s of one latent in float64, by StyleGAN2's definition: the kernel is modulated."""
     v = jax.tree.map(lambda x: np.asarray(x, np.float64), variables)
 
     def conv(layer, x, demodulate):
@@ -51,11 +46,11 @@ def reference(variables, w):
         kernel = layer["kernel"] / np.sqrt(9 * x.shape[-1]) * style[:, None]
         if demodulate:
             kernel /= np.sqrt((kernel**2).sum((0, 1, 2)) + 1e-8)
-        outputs = [
-            sum(correlate2d(x[..., i], kernel[..., i, o], "same") for i in range(x.shape[-1]))
-            for o in range(kernel.shape[-1])
-        ]
-        return np.stack(outputs, -1) + layer["bias"]
+        ins, outs = kernel.shape[2:]
+        outputs = np.zeros((*x.shape[:2], outs))
+        for i, o in itertools.product(range(ins), range(outs)):
+            outputs[..., o] += correlate2d(x[..., i], kernel[..., i, o], "same")
+        return outputs + layer["bias"]
 
     # bilinear with half-pixel centres: a quarter of one neighbour, three of the other
     def twice(x):
@@ -101,9 +96,8 @@ def test_another_scale_of_w_changes_no_image(tiny):
     distances = np.sum((after[:1000] - after[1000:]) ** 2, -1)
     assert np.median(distances) == pytest.approx(60, rel=0.15)
     np.testing.assert_allclose(scaled["average"], after.mean(0), atol=0.5)
-    np.testing.assert_allclose(
-        both(scaled, after[:3])[0], both(tiny, before[:3])[0], rtol=1e-4, atol=1e-5
-    )
+    images = both(tiny, before[:3])[0]
+    np.testing.assert_allclose(both(scaled, after[:3])[0], images, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(truncate(scaled, after, 1.0), after, rtol=1e-5, atol=1e-5)
     half = truncate(scaled, after, 0.5)
     np.testing.assert_allclose(half, (after + scaled["average"]) / 2, rtol=1e-5, atol=1e-5)
@@ -113,18 +107,11 @@ def test_a_file_holds_the_generator(tiny, tmp_path):
     path = tmp_path / "tiny.npz"
     save_embedded(path, tiny, CARD, {"images_seen": 5, "scores": {"a": 0.5}})
     metadata = npz.read(path)[0]
-    assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == (
-        "embedded",
-        7,
-        5,
-    )
+    wanted = ("embedded", 7, 5)
+    assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == wanted
     generator = load_embedded(path)
-    assert (generator.card, generator.latent_dim, generator.host, generator.conditional) == (
-        CARD,
-        7,
-        False,
-        None,
-    )
+    assert generator.card == CARD and generator.latent_dim == 7
+    assert not generator.host and generator.conditional is None
     assert (generator.sample_w, generator.synthesize) == (embedded.sample_w, embedded.synthesize)
     w = sample(generator.variables, jax.random.key(0), 3)
     assert w.shape == (3, 7)

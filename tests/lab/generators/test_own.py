@@ -1,5 +1,4 @@
-"""A user's own generator by "module:function": the page's example, beside torch where it is, and
-what goes wrong."""
+"""A user's own generator by "module:function": the page's example, and what goes wrong."""
 
 import sys
 
@@ -87,10 +86,8 @@ def test_the_example_of_the_page(folder):
 
 def test_a_config_takes_it(folder, tiny_config):
     config = config_of(tiny_config)
-    config.entries, config.method = (
-        (),
-        fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1),
-    )
+    config.entries = ()
+    config.method = fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1)
     needs = plan(config).runs["fedktl"].method.needs
     assert needs.pretrained.trained_on == ("svhn",)
     entry = parse_entry("fedktl:generator=my_gan:generator:mu=2")
@@ -107,10 +104,7 @@ def make(): return {}
     ("name", "message"),
     [
         ("no_such_gan:make", r"there is no module no_such_gan in /\S+, and none is installed"),
-        (
-            "wrong_gan:maker",
-            r"\S*wrong_gan\.py has no function maker; did you mean 'make'\? Its functions are make",
-        ),
+        ("wrong_gan:maker", r"\S*wrong_gan\.py has no function maker; did you mean 'make'\? .*"),
         ("wrong_gan:make", r"dict; it must return a fedjax_ht\.lab\.generators\.Generator"),
     ],
 )

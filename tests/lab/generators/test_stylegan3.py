@@ -1,5 +1,4 @@
-"""StyleGAN3 and StyleGAN-XL equal the reference files; filters equal NumPy; the rest on networks of
-two layers."""
+"""StyleGAN3 and StyleGAN-XL equal the reference files; filters equal NumPy."""
 
 import functools
 from pathlib import Path

@@ -13,8 +13,7 @@ GENERATOR = tiny_generator()
 
 
 def rescaled(factor: float):
-    """Returns a generator that makes the same images of latents w that are `factor` times as
-    large."""
+    """Returns a generator that makes the same images of latents w `factor` times as large."""
     return GENERATOR._replace(
         sample_w=lambda v, key, n: factor * GENERATOR.sample_w(v, key, n),
         synthesize=lambda v, w: GENERATOR.synthesize(v, w / factor),
@@ -33,15 +32,14 @@ def test_units_are_of_the_generators_spread():
         raw = plain.sample_w(plain.variables, key, 4)
         np.testing.assert_allclose(some * unit.variables.unit, raw, rtol=1e-5)
 
-        def close(a, b):
-            return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-        close(
-            unit.synthesize(unit.variables, some),
-            GENERATOR.synthesize(GENERATOR.variables, raw / factor),
-        )
         latents = unit.conditional(unit.variables, key, labels) * unit.variables.unit
-        close(latents, plain.conditional(plain.variables, key, labels))
+        found = unit.synthesize(unit.variables, some), latents
+        expected = (
+            GENERATOR.synthesize(GENERATOR.variables, raw / factor),
+            plain.conditional(plain.variables, key, labels),
+        )
+        for a, b in zip(found, expected):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         same = in_units(plain, "raw")
         np.testing.assert_array_equal(same.sample_w(same.variables, key, 4), raw)
         assert same.variables.unit == 1

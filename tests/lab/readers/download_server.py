@@ -17,7 +17,6 @@ from fedjax_ht.lab.safe.bounded import Origin
 TRAIN, TEST = (np.random.default_rng(i).bytes(400_000 + i) for i in range(2))
 """Contents of the two files of the set `PAIR`."""
 
-
 PAIR = Source(
     name="pair",
     about="made",

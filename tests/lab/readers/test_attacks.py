@@ -80,9 +80,8 @@ def test_bombs_by_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 20)
     how = bombs(8 << 20)[name](tmp_path)
     reasons = {"zip that lies": "Bad CRC", "weights": "is compressed"}
-    with pytest.raises(
-        ValueError, match=reasons.get(name, "more than the 1,048,576 that")
-    ) as error:
+    message = reasons.get(name, "more than the 1,048,576 that")
+    with pytest.raises(ValueError, match=message) as error:
         attacks.read(tmp_path, *how)
     assert "\n" not in str(error.value)
 

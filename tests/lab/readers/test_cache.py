@@ -132,8 +132,7 @@ def test_a_full_disk_keeps_nothing(folder, monkeypatch, tmp_path):
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """Loads without the in-process cache, and tells whether images were decoded; the user's cache
-    is in `tmp_path`."""
+    """Loads without the in-process cache, and tells whether images were decoded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     decoded = []
     module = sys.modules["fedjax_ht.lab.readers.image_folder"]

@@ -27,9 +27,8 @@ def write_clients(root: Path, x, classes: int | None = 3, cuts=(0, 3, 4, 4, 6)) 
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, data={"x": x[start:end], "y": y[start:end]})
     if classes:
-        (root / "config.json").write_text(
-            json.dumps({"num_clients": len(cuts) // 2, "num_classes": classes})
-        )
+        config = {"num_clients": len(cuts) // 2, "num_classes": classes}
+        (root / "config.json").write_text(json.dumps(config))
     return y
 
 
@@ -40,13 +39,14 @@ def objects(pairs) -> np.ndarray:
     return x
 
 
+def one_unit(x) -> np.ndarray:
+    return x[:, :, 0].transpose(0, 2, 1)
+
+
 KINDS = {  # x as the scripts write it, and what is made of it
-    "one unit": (3 * RNG.normal(size=(6, 9, 1, 16)), lambda x: x[:, :, 0].transpose(0, 2, 1)),
+    "one unit": (3 * RNG.normal(size=(6, 9, 1, 16)), one_unit),
     "units": (np.tanh(RNG.normal(size=(6, 9, 3, 16))), lambda x: x.transpose(0, 3, 2, 1)),
-    "three signals": (
-        np.tanh(RNG.normal(size=(6, 3, 1, 16))),
-        lambda x: x[:, :, 0].transpose(0, 2, 1),
-    ),
+    "three signals": (np.tanh(RNG.normal(size=(6, 3, 1, 16))), one_unit),
     "rows": (3 * RNG.normal(size=(6, 5)), lambda x: x),
     "letters": (RNG.integers(0, 80, (6, 8)), lambda x: x),
     "texts": (np.array(PAIRS, dtype=object), lambda x: TOKENS),
@@ -144,9 +144,7 @@ def test_windows_of_three_signals_and_units_are_no_images(tmp_path):
 
 @pytest.mark.parametrize("y", [LABELS.tolist(), LABELS.astype(float), LABELS[:, None]])
 def test_labels_of_every_generator(tmp_path, y):
-    dataset = load_dataset(
-        write_parts(tmp_path, BITS * 1.0, y)
-    )  # config.json of PFLlib's first form
+    dataset = load_dataset(write_parts(tmp_path, BITS * 1.0, y))  # config.json of the first form
     assert dataset.labels.tolist() == [*LABELS, *LABELS] and dataset.class_names == ("0", "1", "2")
 
 

@@ -85,10 +85,8 @@ def _texts(folder: Path, count: int) -> Path:
 
 def _windows(folder: Path, count: int) -> Path:
     rng = np.random.default_rng(0)
-    x, persons = (
-        rng.normal(size=(count, 16, 3)).astype(np.float16),
-        rng.integers(0, 9, count).astype(str),
-    )
+    x = rng.normal(size=(count, 16, 3)).astype(np.float16)
+    persons = rng.integers(0, 9, count).astype(str)
     np.savez_compressed(folder / "x.npz", inputs=x, labels=np.arange(count) % 2, person=persons)
     return folder / "x.npz"
 

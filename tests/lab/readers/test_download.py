@@ -1,6 +1,7 @@
 """Downloads, from a small server on loopback: never from the sets' homes."""
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import re
@@ -41,16 +42,14 @@ def test_a_download_lies_where_the_reader_looks(tmp_path, server, pair):
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_a_downloaded_set_is_read(tmp_path, server, name):
     """Archives are read as they are, and gzipped files too."""
+    made_in, archives = tmp_path / "made", {}
     if name == "cifar10":
-        folder, images, _ = _write_cifar(name, tmp_path / "made")
-        tar(folder, tmp_path / "made/cifar-10-python.tar.gz")
-        archives = {
-            "cifar-10-python.tar.gz": (tmp_path / "made/cifar-10-python.tar.gz").read_bytes()
-        }
+        folder, images, _ = _write_cifar(name, made_in)
+        tar(folder, made_in / "cifar-10-python.tar.gz")
+        archives["cifar-10-python.tar.gz"] = (made_in / "cifar-10-python.tar.gz").read_bytes()
     else:
-        images = _write_mnist(tmp_path / "made")[0]
-        archives = {}
-        for path in (tmp_path / "made").iterdir():
+        images = _write_mnist(made_in)[0]
+        for path in made_in.iterdir():
             archives[f"{path.name}.gz"] = gzip.compress(path.read_bytes())
     source = server.source(name, archives)
     get(name, tmp_path / "data", sources={name: source})
@@ -134,11 +133,7 @@ def test_no_such_file_and_no_connection(tmp_path, server, pair):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (b"no HTTP at all\r\n\r\n", "no HTTP at all"),
-        (b"", "without response"),
-    ],
+    ("answer", "reason"), [(b"no HTTP at all\r\n\r\n", "no HTTP at all"), (b"", "without response")]
 )
 def test_a_server_of_another_kind(tmp_path, server, answer, reason):
     """The server listens once."""
@@ -193,23 +188,19 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
     def builder(name, **options):
         calls.append((name, options))
-        return types.SimpleNamespace(
-            data_dir=tmp_path / name, download_and_prepare=lambda: calls.append("prepared")
-        )
+        prepare = functools.partial(calls.append, "prepared")
+        return types.SimpleNamespace(data_dir=tmp_path / name, download_and_prepare=prepare)
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(builder=builder))
     lines = []
     assert get("tfds:emnist/letters", tmp_path, lines.append) == (tmp_path / "emnist/letters",)
-    assert calls == [
-        ("emnist/letters", {"data_dir": str(tmp_path), "file_format": "array_record"}),
-        "prepared",
-    ]
+    options = {"data_dir": str(tmp_path), "file_format": "array_record"}
+    assert calls == [("emnist/letters", options), "prepared"]
     assert "tensorflow-datasets" in lines[0]
     broken = types.SimpleNamespace(builder=lambda *_, **__: 1 / 0)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", broken)
-    assert "tensorflow-datasets says division by zero" in error_of(
-        ValueError, "tfds:emnist", tmp_path
-    )
+    message = error_of(ValueError, "tfds:emnist", tmp_path)
+    assert "tensorflow-datasets says division by zero" in message
     assert "food101" in error_of(ValueError, "food101", tmp_path)  # a set of its own name here
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'fedjax_ht[tfds]'" in error_of(ImportError, "tfds:emnist", tmp_path)
@@ -245,10 +236,8 @@ def test_the_command_line(tmp_path, server, commanded):
     assert out.splitlines()[-1].startswith("read it by --config.dataset.name=pair")
     code, out, _ = commanded("list", f"--data_dir={tmp_path}")
     assert code == 0 and len(out.splitlines()) == len(dataset_names()) + 1
-    assert (
-        f"pair                made; 1 MB from {server.home}; is there: {tmp_path}/pair/train.bin"
-        in out
-    )
+    line = f"made; 1 MB from {server.home}; is there: {tmp_path}/pair/train.bin"
+    assert f"pair                {line}" in out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""A call of the system that fails in a cache or a download leaves nothing wrong, and the same call
-again ends with the same content."""
+"""A fault in a cache or a download leaves nothing wrong, and the same call again succeeds."""
 
 import errno
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +111,6 @@ FAULTS = {
     "unknown column 'outcome'; did you mean 'outcomes'?": Frame(age=AGE, outcomes=OUTCOME),
 }
 
-
 NAMED = {
     "label='LABEL'; the columns are age, dose, outcome": {},
     "features is 'age'; it must be a list, each text": {"label": "outcome", "features": "age"},
@@ -124,10 +124,7 @@ NAMED = {
 def test_parts_of_a_concatenation_need_the_same_classes():
     def joined(*classes) -> fl.Dataset:
         pairs = Pairs([(row, i % 2) for i, row in enumerate(AGE[:8, None])])
-        pairs.datasets = []
-        for names in classes:
-            pairs.datasets.append(Pairs([]))
-            pairs.datasets[-1].classes = names
+        pairs.datasets = [SimpleNamespace(classes=names) for names in classes]
         return fl.Dataset.from_torch(pairs)
 
     assert joined(["cat", "dog"], ["cat", "dog"]).class_names == ("cat", "dog")
@@ -200,10 +197,7 @@ TORCH = {
     "item 0 is a tuple; it must be a pair": [(1, 2, 3)],
     "torch has no samples": [],
     "its sets are train, extra, of which extra is not": {"train": [], "extra": []},
-    "torch: its parts have other classes, or another order of them": {
-        "train": Pairs([(1, 0)]),
-        "test": Swapped([(1, 0)]),
-    },
+    "torch: its parts have other classes": {"train": Pairs([(1, 0)]), "test": Swapped([(1, 0)])},
     "sample 0 differs when it is read again, as of a random transform": Jittered([0, 0]),
     "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
     "samples cannot be made an array": [(np.zeros(3), 0), (np.zeros(4), 1)],
@@ -224,9 +218,9 @@ def _png(image) -> bytes:
 
 def hugging_face(images, labels=(0, 1, 0, 1, 0, 1)) -> HuggingFace:
     label = type("ClassLabel", (), {"names": ["cat", "dog", "emu"]})
-    files = [
-        {"bytes": _png(image)} if isinstance(image, Image.Image) else image for image in images
-    ]
+    files = []
+    for image in images:
+        files.append({"bytes": _png(image)} if isinstance(image, Image.Image) else image)
     columns = {"image": files, "label": list(labels)}
     return HuggingFace(columns, {"image": object(), "label": label})
 
@@ -247,21 +241,16 @@ def transformed() -> HuggingFace:
     return dataset
 
 
+TWO = hugging_face(pictures())
 HF = {
-    "its sets are train, rest, of which rest is not called": {
-        "train": hugging_face(pictures()),
-        "rest": hugging_face(pictures()),
-    },
+    "its sets are train, rest, of which rest is not called": dict.fromkeys(("train", "rest"), TWO),
     "it is a list; it must be a datasets.Dataset": [1, 2],
     "column 'label' has -1 in row 2, which is none": hugging_face(pictures(), (0, 1, -1, 1, 0, 1)),
-    "the images have 2 sizes, from (8, 8) to (9, 8)": hugging_face(
-        [*pictures()[:3], *pictures(9)[:3]]
-    ),
+    "the images have 2 sizes, from (8, 8)": hugging_face([*pictures()[:3], *pictures(9)[:3]]),
     "row 1 of column 'image' is a NoneType; give": hugging_face([np.zeros(3), None] * 3),
     "it has a transform of its own (set_transform)": transformed(),
     "row 5 has no image in column 'image'": hugging_face([*pictures()[:5], None]),
 }
-
 
 CASES = [
     ("of a lazy one give frame.collect()", fl.Dataset.from_pandas, Lazy(), {}),
@@ -297,9 +286,8 @@ def test_parquet(tmp_path):
     parquet.write_table(table, tmp_path / "own.parquet")
     dataset = load_dataset("parquet:own.parquet:outcome", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, np.stack([AGE, DOSE], 1).astype(np.float32))
-    assert [str(each) for each in dataset.reading.left_out] == [
-        "column __index_level_0__ (the index of pandas)"
-    ]
+    (left_out,) = dataset.reading.left_out
+    assert str(left_out) == "column __index_level_0__ (the index of pandas)"
     files = [{"bytes": _png(image), "path": None} for image in pictures()]
     table = pa.table({"image": files, "label": [0, 1] * 3})
     parquet.write_table(table, tmp_path / "hub.parquet")  # as the hub of Hugging Face has images
@@ -327,9 +315,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("with_schema", [True, False])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_parquet_of_much_content_is_refused_before_it_is_decoded(
-    bomb, with_schema, tmp_path
-):
+def test_a_small_parquet_of_much_content_is_not_decoded(bomb, with_schema, tmp_path):
     column = BOMBS[bomb]()
     table = pa.table({"label": np.arange(len(column)) % 2, "x": column})
     file = tmp_path / "bomb.parquet"
@@ -343,17 +329,16 @@ def test_a_small_parquet_of_much_content_is_refused_before_it_is_decoded(
 
 
 def test_columns_of_a_parquet_are_those_of_the_file(tmp_path):
-    table = pa.table(
-        {
-            "pairs": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
-            "lists": [["a", None], []],
-            "structs": [[{"a": "x"}], []],
-            "category": pa.array(["a", "b"]).dictionary_encode(),
-            "large": pa.array(["a", None], pa.large_string()),
-            "number": pa.array([Decimal("1.5"), None], pa.decimal256(60, 2)),
-            "fixed": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
-        }
-    )
+    columns = {
+        "pairs": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
+        "lists": [["a", None], []],
+        "structs": [[{"a": "x"}], []],
+        "category": pa.array(["a", "b"]).dictionary_encode(),
+        "large": pa.array(["a", None], pa.large_string()),
+        "number": pa.array([Decimal("1.5"), None], pa.decimal256(60, 2)),
+        "fixed": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
+    }
+    table = pa.table(columns)
     parquet.write_table(table, tmp_path / "all.parquet")
     read = table_files._bounded(tmp_path / "all.parquet")
     assert read.equals(table) and read.schema.equals(table.schema)

@@ -16,10 +16,9 @@ DARK, LIGHT = [0.0] * 784, [1.0] * 783 + [0.2]
 
 def leaf(**users):
     """LEAF's file of users, each of pairs of a sample and its label."""
-    data = {
-        user: {"x": [x for x, _ in pairs], "y": [y for _, y in pairs]}
-        for user, pairs in users.items()
-    }
+    data = {}
+    for user, pairs in users.items():
+        data[user] = {"x": [x for x, _ in pairs], "y": [y for _, y in pairs]}
     counts = [len(pairs) for pairs in users.values()]
     return json.dumps({"users": list(users), "num_samples": counts, "user_data": data})
 
@@ -166,9 +165,8 @@ def test_shakespeare(shakespeare, caplog):
     dataset = load_dataset("leaf:shakespeare", shakespeare)
     assert dataset.inputs.shape == (5, 80) and dataset.inputs.dtype == np.uint16
     assert len(LETTERS) == 80 and dataset.num_classes == 80 and dataset.vocabulary == 81
-    texts = [
-        "".join(" " if i == 0 else LETTERS[i - 1] for i in row).rstrip() for row in dataset.inputs
-    ]
+    letters = (" ", *LETTERS)
+    texts = ["".join(letters[i] for i in row).rstrip() for row in dataset.inputs]
     assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
     names = [dataset.class_names[label] for label in dataset.labels]
     assert names == ["o", "newline", "space", "w", "A"]

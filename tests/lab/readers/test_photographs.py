@@ -20,8 +20,7 @@ def _zip(folder: Path, archive: Path) -> None:
 
 
 def _write_tiny_imagenet(root: Path) -> tuple[Path, list[np.ndarray]]:
-    """Two training images of each of two classes (one grey) and three of validation, in PNG to
-    compare exactly."""
+    """Two training images of each of two classes (one grey) and three of validation, in PNG."""
     folder = root / "tiny-imagenet-200"
     images = [pixels(64, 64, 3) for _ in range(7)]
     images[1] = images[1][..., 0]
@@ -124,11 +123,7 @@ def test_damaged_camelyon17(tmp_path):
         ("004,4,3328", "../4,4,3328", "row 1 of metadata.csv is"),
         ("3200,22272,0,0,0,1", "3200,22272,none,0,0,1", "row 2 of metadata.csv is"),
         ("3200,22272,0,0,0,1", "3200,22272,7,0,0,1", "labels run from 0 to 7"),
-        (
-            "3200",
-            "3201",
-            "1 of 5 images are missing, such as patient_004_node_4/patch_patient_004_node_4_x_3201",
-        ),
+        ("3200", "3201", "1 of 5 images are missing"),
     ):
         write(tmp_path / "metadata.csv", table.replace(old, new))
         message = load_error(ValueError, "camelyon17", tmp_path)

@@ -12,8 +12,7 @@ from tests.lab.readers.source_files import encoded, load_error, refused, write
 
 
 def prepare(root: Path, name: str, splits: tuple[str, str] = ("train", "test")) -> None:
-    """Prepares a set of this class's name in array_record format: 3 images of the first split and 2
-    of the second."""
+    """Prepares a set of this class's name as array_record: 3 images and 2."""
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
 

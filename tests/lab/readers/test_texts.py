@@ -50,9 +50,8 @@ def test_words():
 def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
     ids = vocabulary(["b a c", "c d b", "e"], 4)
     assert ids == {"b": 2, "c": 3, "a": 4, "d": 5}
-    np.testing.assert_array_equal(
-        encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4]
-    )
+    encoded = encode(["c e b", "", "a a a a a"], ids, 4)
+    np.testing.assert_array_equal(encoded, [[3, 1, 2, 0], [0] * 4, [4] * 4])
     assert encode(["a"], ids, 4).dtype == np.uint16
 
 
@@ -191,15 +190,6 @@ def test_a_tokenizer_makes_the_ids_of_its_file(folder):
     assert Tokenizer(folder / "vocab.txt").encode(["Rise"], 6) == [[2, 1, 3]]
 
 
-class Given:
-    """A tokenizer whose ids are those of each text's numbers."""
-
-    pieces = ("!", "a", "b")
-
-    def encode(self, texts, length):
-        return [[int(number) for number in text.split()][:length] for text in texts]
-
-
 def test_files_that_are_no_tokenizers_are_refused(folder):
     pytest.importorskip("tokenizers")
     broken = folder.parent / "tokenizer.json"
@@ -229,17 +219,13 @@ def test_errors_of_the_package_are_one_line(error):
         raise KeyboardInterrupt
 
 
+NO_SPACE = {"add_prefix_space": False}
+BEGUN = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"}
 DIFFERENT = {
     "do_lower_case False": ({"do_lower_case": False}, {"normalizer": {"lowercase": True}}),
     "strip_accents True": ({"strip_accents": True}, {"normalizer": {"strip_accents": False}}),
-    "add_prefix_space True": (
-        {"add_prefix_space": True},
-        {"pre_tokenizer": {"add_prefix_space": False}},
-    ),
-    "add_bos_token True": (
-        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>"},
-        {"normalizer": None},
-    ),
+    "add_prefix_space True": ({"add_prefix_space": True}, {"pre_tokenizer": NO_SPACE}),
+    "add_bos_token True": (BEGUN, {"normalizer": None}),
 }
 
 
@@ -324,16 +310,12 @@ def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
     assert "left out: 1 sample (their next word is unknown)" in caplog.text
 
 
-def test_a_trained_tokenizer_adds_no_special_tokens(tmp_path):
+def test_a_trained_tokenizer_adds_no_special_tokens(folder, tmp_path):
     pytest.importorskip("tokenizers")
-    pieces = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "oil", "price", "##s", "rise")
-    write(tmp_path / "model" / "vocab.txt", "\n".join(pieces))
     write(tmp_path / "text.txt", "oil prices rise")
-    dataset = load_dataset(
-        "next_token:text.txt", tmp_path, text_length=3, tokenizer=tmp_path / "model"
-    )
+    dataset = load_dataset("next_token:text.txt", tmp_path, text_length=3, tokenizer=folder)
     assert dataset.inputs.tolist() == [[5, 6, 7]] and dataset.class_names == ("rise",)
-    assert dataset.groups is None and dataset.vocabulary == len(pieces)
+    assert dataset.groups is None and dataset.vocabulary == len(VOCABULARY)
 
 
 def test_what_is_no_text_is_refused(tmp_path):

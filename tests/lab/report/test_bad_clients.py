@@ -17,14 +17,14 @@ from fedjax_ht.lab.runs.run import execute
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.options import Attack
-from tests.runs import config_of
+from tests.runs import config_of, metrics
 
 
 def rows(arrived, far_off=()):
     """One row a round, from the untrained federation on."""
-    history = [
-        {"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)
-    ]
+    history = []
+    for i, n in enumerate(arrived, 1):
+        history.append({"round": i, "trial": 0, "arrived": n, "far_off": []})
     for round, outlying in far_off:
         history[round - 1]["far_off"] = outlying
     return [{"round": 0, "trial": 0}, *history]
@@ -36,18 +36,15 @@ def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
     assert why_silent("fedavg", runs, 0) is None  # 0: never
     assert why_silent("fedavg", [*runs, rows([3, 3, 0, 1])], 2) is None
     line = why_silent("fedavg", runs, 2)
-    assert line.startswith(
-        "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; "
-    )
+    assert line.startswith("fedavg stopped in round 4: since round 2 nothing has arrived that")
     named = "outlying uploads in round 2: client 2 (1e+30x the median norm), client 3 (12x); "
     assert named in line
     assert "outlying" not in why_silent("fedavg", [rows([0, 0])], 2)
 
 
 def test_the_largest_outliers_are_named():
-    assert (
-        outliers([[2, 21.84], [15, 14.8]]) == "client 2 (21.8x the median norm), client 15 (14.8x)"
-    )
+    two = "client 2 (21.8x the median norm), client 15 (14.8x)"
+    assert outliers([[2, 21.84], [15, 14.8]]) == two
     many = [[client, 30.0 + client % 5] for client in range(6)]
     text = "client 2 (32x the median norm), client 3 (33x), client 4 (34x), and 3 more"
     assert outliers(many) == text
@@ -56,20 +53,19 @@ def test_the_largest_outliers_are_named():
 def test_trouble_of_every_trial_is_told_once_a_client():
     notes = Notes()
     row = {"trial": 0, "round": 3, "not_finite": [2], "server_finite": True, "far_off": []}
-    assert notes.of("local", row) == ["not finite, left out of the round: client 2"]
+    first = ["not finite, left out of the round: client 2"]
+    assert notes.of("local", row) == first
     assert notes.of("local", row | {"round": 4}) == []
-    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == [
-        "not finite, left out of the round: clients 5, 6"
-    ]
-    assert notes.of("local", row | {"trial": 1}) == ["not finite, left out of the round: client 2"]
+    others = ["not finite, left out of the round: clients 5, 6"]
+    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == others
+    assert notes.of("local", row | {"trial": 1}) == first
     assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
-        "not finite, left out of the round: client 2",
+        *first,
         "the server's step was not finite; its last state was kept",
         "outlying uploads: client 4 (21.8x the median norm), client 7 (1e+30x)",
     ]
-    assert notes.of("fd", row | {"not_finite": [], "refused": [7]}) == [
-        "outlying uploads refused, by refuse_outliers: client 7"
-    ]
+    refused = ["outlying uploads refused, by refuse_outliers: client 7"]
+    assert notes.of("fd", row | {"not_finite": [], "refused": [7]}) == refused
     assert notes.of("fd", {"trial": 0, "round": 0}) == []
 
 
@@ -80,10 +76,8 @@ def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, t
     config.rounds, config.evaluate.every, config.devices = 4, 4, 1
     execute(config, tmp_path)
     note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
-    matches = [
-        note.match(line) for line in capfd.readouterr().err.splitlines() if "not finite" in line
-    ]
-    assert {match[1] for match in matches} == {"0", "1"}
+    lines = [line for line in capfd.readouterr().err.splitlines() if "not finite" in line]
+    assert {note.match(line)[1] for line in lines} == {"0", "1"}
 
 
 def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
@@ -148,9 +142,8 @@ def test_the_committed_config_takes_attacks_and_defences():
     config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
     assert vars(config.attack) == vars(Attack("sign_flip", 0.3, 5.0, seed=1))
     assert [entry[0] for entry in config.robust] == ["norm_bound", "median"]
-    assert set(attacked.DEFENCES) - {"none"} == {
-        entry[-1][0] for entry in attacked.DEFENCES.values() if entry
-    }
+    last = {entry[-1][0] for entry in attacked.DEFENCES.values() if entry}
+    assert set(attacked.DEFENCES) - {"none"} == last
 
 
 def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
@@ -163,10 +156,7 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
     config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
     with pytest.raises(GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d"):
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
-    short, whole = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in config.entries
-    )
+    short, whole = (metrics(tmp_path, name) for name in config.entries)
     assert len(short) < len(whole) == 6 and short[1]["far_off"] and not whole[1]["far_off"]
     assert "outlying uploads: client" in (tmp_path / "report.html").read_text()
     assert len(whole[-1]["clients"]) == 3
@@ -178,11 +168,8 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
 def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.method.name = None
-    config.entries = (
-        "local",
-        "fedavg:model.group=conv4_quarter:model.norm=static_batch",
-        "local:training.epochs=2",
-    )
+    other = "fedavg:model.group=conv4_quarter:model.norm=static_batch"
+    config.entries = ("local", other, "local:training.epochs=2")
     config.dataset.image_size = 16
     arms, noted = plan(config).runs, tmp_path / "lanes.json"
     for name in config.entries:

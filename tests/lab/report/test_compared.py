@@ -75,37 +75,22 @@ def other(**parts):
     return change
 
 
+WHOLE, OF = runs(0.1, 0.2, 0.9), "fedssa is of another run"
 UNEQUAL = {
     "unfinished": (runs(0.1, 0.9), None, "fedssa has 1 of 2 rounds"),
     "too far": (runs(0.1, 0.2, 0.3, 0.9), None, "fedssa has 3 rounds instead of 2"),
     "not begun": ([], None, "fedssa has no evaluation yet"),
-    "silent": (
-        runs(0.1, 0.9, arrived=0),
-        None,
-        "fedssa stopped in round 1 of 2, since nothing arrived",
-    ),
+    "silent": (runs(0.1, 0.9, arrived=0), None, "fedssa stopped in round 1 of 2, since nothing"),
     "trials": (runs(0.1, 0.2, 0.9, trials=2), None, "fedssa has 2 of 1 trials"),
-    "recipe": (
-        runs(0.1, 0.2, 0.9),
-        other(training={"learning_rate": 0.3}),
-        "fedssa is of another run (training.learning_rate 0.3 instead of 0.01)",
-    ),
+    "recipe": (WHOLE, other(training={"learning_rate": 0.3}), f"{OF} (training.learning_rate 0.3"),
     "method": (
-        runs(0.1, 0.2, 0.9),
+        WHOLE,
         other(method={"name": "fd", "options": {}}),
-        "fedssa is of another run (method.name 'fd' instead of 'fedssa', method.options",
+        f"{OF} (method.name 'fd' instead",
     ),
-    "split": (
-        runs(0.1, 0.2, 0.9),
-        other(split={"sha256": "6" * 64}),
-        "fedssa is of another run (split.sha256 666666666666 instead of 555555555555)",
-    ),
-    "data": (
-        runs(0.1, 0.2, 0.9),
-        other(data={"sha256": "e" * 64}),
-        "fedssa is of another run (data.sha256 eeeeeeeeeeee instead of dddddddddddd)",
-    ),
-    "identity": (runs(0.1, 0.2, 0.9), lambda identity: None, "fedssa has no identity"),
+    "split": (WHOLE, other(split={"sha256": "6" * 64}), f"{OF} (split.sha256 666666666666 instead"),
+    "data": (WHOLE, other(data={"sha256": "e" * 64}), f"{OF} (data.sha256 eeeeeeeeeeee instead"),
+    "identity": (WHOLE, lambda identity: None, "fedssa has no identity"),
 }
 
 

@@ -92,12 +92,8 @@ def test_without_local_training_nothing_is_shown_and_a_line_says_why():
 
 def test_rows_that_cannot_be_paired_have_no_gains():
     local = runs([0.5, 0.5])
-    for other in (
-        runs([0.9, 0.5], [0.9, 0.5]),
-        runs([0.9, 0.5], client_ids=[3, 4]),
-        runs([0.9]),
-        [[{"round": 0, "trial": 0, "accuracy": 0.5}]],
-    ):
+    others = [runs([0.9, 0.5], [0.9, 0.5]), runs([0.9, 0.5], client_ids=[3, 4]), runs([0.9])]
+    for other in (*others, [[{"round": 0, "trial": 0, "accuracy": 0.5}]]):
         assert client_gains({"local": local, "fedproto": other}) == {}
         assert gain_table({"local": local, "fedproto": other}) == Document()
 

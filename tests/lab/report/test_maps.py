@@ -1,8 +1,8 @@
 """Maps of features: what is shown, that it is computed once, and how it is kept and drawn."""
 
 import dataclasses
-import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,16 +32,12 @@ from tests.lab.runs.test_runner import config_of
 def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> FeatureMap:
     rng = np.random.default_rng(0)
     labels = np.array([0, 1, 2, 0, 1, 2], np.int32)
-    features = tuple(
-        rng.normal(size=(6, k)).astype(np.float32)
-        for k, _ in zip(itertools.cycle(widths), range(clients))
-    )
-    of_server = np.arange(prototypes, dtype=np.int32)
+    of_clients = [widths[i % len(widths)] for i in range(clients)]
+    features = tuple(rng.normal(size=(6, width)).astype(np.float32) for width in of_clients)
+    of_server, ids = np.arange(prototypes, dtype=np.int32), np.arange(clients, dtype=np.int32)
     values = rng.normal(size=(prototypes, widths[0])).astype(np.float32)
     trains_on = np.array([[True, True, False]] * clients)
-    feature_map = FeatureMap(
-        3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server
-    )
+    feature_map = FeatureMap(3, labels, ids, trains_on, features, values, of_server)
     return feature_map._replace(**changes)
 
 
@@ -62,12 +58,10 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     assert len(feature_map.labels) <= maps.IMAGES
     test = np.concatenate([client.test for client in run.partitions[0]])
     assert np.isin(feature_map.labels, run.dataset.labels[test]).all()
-    assert {x.shape for x in feature_map.features} == {
-        (len(feature_map.labels), feature_map.prototypes.shape[1])
-    }
-    np.testing.assert_array_equal(
-        feature_map.prototypes, state.server.prototypes[feature_map.prototype_labels]
-    )
+    shape = (len(feature_map.labels), feature_map.prototypes.shape[1])
+    assert {x.shape for x in feature_map.features} == {shape}
+    sent = state.server.prototypes[feature_map.prototype_labels]
+    np.testing.assert_array_equal(feature_map.prototypes, sent)
     calls = []
     monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))
     remember_map(run, simulation, state, tmp_path, write=True, warn=messages.append)
@@ -103,10 +97,7 @@ def test_a_map_is_read_as_it_was_written(tmp_path):
     written = a_map(3, (4, 5), 2)
     save_map(written, tmp_path)
     read = load_map(tmp_path)
-    for a, b in zip(
-        (*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])
-    ):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, read, written)
     (tmp_path / maps.MAP).write_bytes(b"PK half a file")
     assert load_map(tmp_path) is None and load_map(tmp_path / "nowhere") is None
 
@@ -120,10 +111,8 @@ def test_clients_of_all_architectures_are_shown_and_those_with_training_images_f
 
 def test_images_are_test_images_of_the_classes_that_weigh_most():
     labels = np.tile(np.arange(20), 40)
-    partition = tuple(
-        ClientIndices(np.arange(i, 400), np.array([], int), np.arange(400 + i, 800, 2))
-        for i in (0, 1)
-    )
+    none, tests = np.array([], int), [np.arange(400 + i, 800, 2) for i in (0, 1)]
+    partition = tuple(ClientIndices(np.arange(i, 400), none, tests[i]) for i in (0, 1))
     weight = np.arange(20) % 15
     shown = shown_images(labels, partition, weight)
     assert shown.min() >= 400 and len(set(shown.tolist())) == len(shown) == maps.IMAGES
@@ -171,11 +160,8 @@ def test_all_clients_are_in_one_picture():
     assert len(points.get_offsets()) == 12 and len(means) == 2 and len(stars.get_offsets()) == 2
     np.testing.assert_allclose(means[0].get_offsets()[0], points.get_offsets()[[0, 3]].mean(0))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
-    assert [t.get_text() for t in figure.legends[1].get_texts()] == [
-        "client 0",
-        "client 1",
-        "prototype",
-    ]
+    expected = ["client 0", "client 1", "prototype"]
+    assert [t.get_text() for t in figure.legends[1].get_texts()] == expected
 
 
 def test_features_of_several_widths_or_that_are_not_finite_have_no_picture():

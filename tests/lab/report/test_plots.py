@@ -23,15 +23,11 @@ from fedjax_ht.methods import METHODS
 
 def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
     images = np.linspace(0, 1, 5 * 4 * 4).reshape(5, 4, 4, 1)
-    figure = image_grid(
-        {"made": images, "in colour": np.repeat(images[:2], 3, -1)}, ("cat", "dog", "owl")
-    )
-    parts = figure.subfigs
+    blocks = {"made": images, "in colour": np.repeat(images[:2], 3, -1)}
+    parts = image_grid(blocks, ("cat", "dog", "owl")).subfigs
     assert [part.get_suptitle() for part in parts] == ["made", "in colour"]
-    assert [[cell.get_title() for cell in part.axes] for part in parts] == [
-        ["cat", "dog", "owl", "", "", ""],
-        ["cat", "dog", ""],
-    ]
+    expected = [["cat", "dog", "owl", "", "", ""], ["cat", "dog", ""]]
+    assert [[cell.get_title() for cell in part.axes] for part in parts] == expected
     drawn = [cell.images[0].get_array().squeeze() for cell in parts[0].axes if cell.images]
     np.testing.assert_array_equal(drawn, images[..., 0])
 
@@ -49,11 +45,8 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
     assert drawn.min() == clients[0] and drawn.max() == clients[-1]
     assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
     assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
-    painted = {
-        colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())
-    }
-    # those are of entries
-    assert not painted & set(COLOURS)
+    for line in axes.lines:  # those colours are of entries
+        assert not {line.get_color(), line.get_markerfacecolor()} & set(COLOURS)
 
 
 def rows_of(clients: int) -> list[dict]:
@@ -66,10 +59,8 @@ def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
     figure = accuracy_curves({str(i): [rows_of(3)] for i in range(entries)})
     (axes,) = figure.axes
     curves = [line for line in axes.lines if not line.get_label().startswith("_")]
-    assert (
-        len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves})
-        == entries
-    )
+    found = len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves})
+    assert found == entries
     figure.draw_without_rendering()
     beside = axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
     assert beside == (entries > FEW)
@@ -163,15 +154,11 @@ def test_seconds_leave_out_the_compilation_of_the_first_round():
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
-    first, second = (
-        save(accuracy_curves({"a": [rows_of(3)]}), tmp_path / name, VECTOR)
-        for name in ("a.png", "b.png")
-    )
+    names = [tmp_path / name for name in ("a.png", "b.png")]
+    first, second = (save(accuracy_curves({"a": [rows_of(3)]}), x, VECTOR) for x in names)
     for kind in ("png", *VECTOR):
-        assert (
-            first.with_suffix(f".{kind}").read_bytes()
-            == second.with_suffix(f".{kind}").read_bytes()
-        )
+        expected = second.with_suffix(f".{kind}").read_bytes()
+        assert first.with_suffix(f".{kind}").read_bytes() == expected
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(51, 3), (3, 31)])

@@ -42,27 +42,20 @@ def runs(*accuracies, trials=1, **columns):
 
 def entries_shown(experiment, histories):
     """Equal rows of the experiment's entries."""
-    return Compared(
-        config=experiment.config,
-        entries=tuple(experiment.runs[label].entry for label in histories),
-        histories=histories,
-        unequal={},
-        shared="All rows share the split.",
-        ended="",
-        made="2026-11-28, fedjax_ht 0.2.0 (commit abc)",
-        mixed="",
-    )
+    entries = tuple(experiment.runs[label].entry for label in histories)
+    words = {"shared": "All rows share the split.", "ended": "", "mixed": ""}
+    words["made"] = "2026-11-28, fedjax_ht 0.2.0 (commit abc)"
+    config = experiment.config
+    return Compared(config=config, entries=entries, histories=histories, unequal={}, **words)
 
 
 @pytest.fixture(scope="module")
 def experiment():
     config = base_config()
     config.method.name = None
-    config.entries, config.partition.num_clients, config.dataset.subset = (
-        ("local", "fedproto:weight=2.0"),
-        4,
-        800,
-    )
+    config.entries = ("local", "fedproto:weight=2.0")
+    config.partition.num_clients = 4
+    config.dataset.subset = 800
     config.participation, config.training.epochs = 0.5, 3
     return plan(config)
 
@@ -75,16 +68,11 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     features, none = tuple(rng.normal(size=(2, 6, 4)).astype(np.float32)), np.zeros(0, np.int32)
     labels, trains_on = np.arange(6, dtype=np.int32), np.ones((2, 10), bool)
     prototypes = np.zeros((0, 4), np.float32)
-    save_map(
-        FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none),
-        tmp_path / "local",
-    )
+    shown_map = FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none)
+    save_map(shown_map, tmp_path / "local")
     shown = entries_shown(experiment, histories)
     plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    write_maps(
-        {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
-        experiment,
-    )
+    write_maps({label: tmp_path / label for label in histories}, experiment)
     contents = Page(tuple(histories), None, "run 1 < 2")
     page = write_report(experiment, shown, contents, tmp_path).read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
@@ -108,9 +96,8 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert page.count("data:image/png;base64,bWFkZQ==") == 1
     top, _, rest = page.partition("</header>")
     assert "<p>2026-11-28, fedjax_ht 0.2.0 (commit abc), 0:00:04 of training" in top
-    assert re.search(
-        r"A client trains on \d+ to \d+ images of \d+ to \d+ classes, and tests on", top
-    )
+    trains_on = r"A client trains on \d+ to \d+ images of \d+ to \d+ classes, and tests on"
+    assert re.search(trains_on, top)
     assert ". Split practical, alpha 0.1, " in top and "(seed 1): Dirichlet shares" in top
     assert rest.startswith("<main><section><h2>Result</h2><figure")
     assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
@@ -125,14 +112,11 @@ def test_the_page_names_the_library_and_its_commit(monkeypatch):
     assert library == f"fedjax_ht {fedjax_ht.__version__} (commit {environment.commit()})"
     assert packages.startswith("jax ")
     monkeypatch.setattr(environment, "__file__", "/site-packages/fedjax_ht/lab/runs/x.py")
-    for text, commit in (
-        (None, "unknown"),
-        ('{"vcs_info": {"commit_id": "0123456789abcdef"}}', "0123456789ab"),
-    ):
+    built = '{"vcs_info": {"commit_id": "0123456789abcdef"}}'
+    for text, commit in ((None, "unknown"), (built, "0123456789ab")):
         pip = types.SimpleNamespace(read_text=lambda name, text=text: text)
-        monkeypatch.setattr(
-            environment.importlib.metadata, "distribution", lambda name, pip=pip: pip
-        )
+        metadata = environment.importlib.metadata
+        monkeypatch.setattr(metadata, "distribution", lambda name, pip=pip: pip)
         assert environment.commit() == commit
 
 
@@ -151,10 +135,8 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     changed = local._replace(entry=faster, config=as_run(faster, experiment.config))
     experiment = experiment._replace(runs={"local": changed, "a": local, "b": local})
     text = setting(experiment)
-    assert (
-        "Training: sgd at 0.21, batches of 10, 3 local epochs a round; entries differ in "
-        "learning_rate 0.21 (local), 0.01 (a, b)."
-    ) in text
+    assert "Training: sgd at 0.21, batches of 10, 3 local epochs a round; entries differ" in text
+    assert "in learning_rate 0.21 (local), 0.01 (a, b)." in text
     assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
 
 
@@ -187,10 +169,7 @@ def test_uploads_that_came_too_late_are_pointed_at():
     assert late == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and were lost"
     rows[2]["arrived_late"] = [7]
     (late,) = warnings({"a": [rows]})
-    assert (
-        late
-        == "a: uploads of clients 2, 7 came after the deadline in 2 rounds and arrived in a later round"
-    )
+    assert late.endswith("came after the deadline in 2 rounds and arrived in a later round")
     del rows[2]["late"]
     (late,) = warnings({"a": [rows]})
     assert " after the deadline in 1 round and " in late
@@ -221,23 +200,22 @@ def test_accuracy_by_class_is_that_of_the_best_rounds():
     assert class_table({"older": runs(0.1)}, ("cat",)).rows == []
 
 
+def page_of(experiment, histories, folder):
+    shown = entries_shown(experiment, histories)
+    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], folder)
+    return write_report(experiment, shown, Page((), None, ""), folder).read_text()
+
+
 def test_many_entries_are_counted_in_the_title(experiment, tmp_path, blank_pictures):
     histories = {str(i): runs(0.1, 0.6) for i in range(FEW + 1)}
     local, arms = experiment.runs["local"], {}
     for label in histories:
         arms[label] = local._replace(entry=local.entry._replace(label=label))
-    experiment = experiment._replace(runs=arms)
-    shown = entries_shown(experiment, histories)
-    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
+    page = page_of(experiment._replace(runs=arms), histories, tmp_path)
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
 
 def test_a_report_without_maps_has_no_word_of_them(experiment, tmp_path, blank_pictures):
     config = dataclasses.replace(experiment.config, report=ReportConfig(maps="none"))
     experiment = experiment._replace(config=config)
-    histories = {"local": runs(0.1, 0.6)}
-    shown = entries_shown(experiment, histories)
-    plots.write_plots(shown, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(experiment, shown, Page((), None, ""), tmp_path).read_text()
-    assert "Features" not in page
+    assert "Features" not in page_of(experiment, {"local": runs(0.1, 0.6)}, tmp_path)

@@ -8,22 +8,11 @@ import re
 
 import pytest
 
-from fedjax_ht.lab.report import document as table_module
-from fedjax_ht.lab.report.document import (
-    MAIN_COLUMNS,
-    Bullets,
-    Document,
-    Folded,
-    Paragraph,
-    Table,
-    human_bytes,
-    human_count,
-    table_of,
-)
+from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.results import run_results
 from tests.lab.runs.test_compare import runs
 
-SHORT = Table(
+SHORT = document.Table(
     ["method", "accuracy %", "± clients", "note"],
     [["local", "79.33", "3.10", "[bold]"], ["fedtgp@tuned", "80.44 ± 0.60", "2.90", "-"]],
     importance=["accuracy %", "note"],
@@ -32,12 +21,12 @@ SHORT = Table(
 
 
 def test_the_example_runs():
-    assert doctest.testmod(table_module).failed == 0
+    assert doctest.testmod(document).failed == 0
 
 
 def test_a_row_has_as_many_cells_as_the_head():
     with pytest.raises(ValueError, match="the row a, b has 2 cells; the head has 1"):
-        Table(["x"], [["a", "b"]])
+        document.Table(["x"], [["a", "b"]])
 
 
 def test_columns_are_aligned():
@@ -66,38 +55,33 @@ def test_a_runs_table_fits_into_eighty_columns():
 
 def test_a_page_shows_six_columns_and_folds_the_others():
     titles = ["name", *"abcdefg"]
-    page = Table(titles, [titles], importance=["g", "f"], winner="name").html()
+    page = document.Table(titles, [titles], importance=["g", "f"], winner="name").html()
     shown, _, folded = page.partition("<details><summary>More columns</summary>")
     assert re.findall("<th>(.*?)</th>", shown) == ["name", "a", "b", "c", "f", "g"]
-    assert len(re.findall("<th>", shown)) == MAIN_COLUMNS
+    assert len(re.findall("<th>", shown)) == document.MAIN_COLUMNS
     assert re.findall("<td>(.*?)</td>", folded) == ["name", "d", "e"]
     # the cell in which it is best, not the row: elsewhere it may lose
     assert re.findall('<td class="best">(.*?)</td>', page) == ["g"] and "<tr>" in page
     assert "<details>" not in SHORT.html() and "<td>[bold]</td>" in SHORT.html()
-    assert "<td>1 &lt; 2</td>" in Table(["a"], [["1 < 2"]]).html()
+    assert "<td>1 &lt; 2</td>" in document.Table(["a"], [["1 < 2"]]).html()
 
 
 def test_a_csv_has_every_cell():
-    rows = list(csv.reader(io.StringIO(Table(["a", "b"], [["1, 2", 'say "x"']]).csv())))
+    rows = list(csv.reader(io.StringIO(document.Table(["a", "b"], [["1, 2", 'say "x"']]).csv())))
     assert rows == [["a", "b"], ["1, 2", 'say "x"']]
 
 
 def test_rows_may_lack_columns():
-    table = table_of([{"a": "1"}, {"a": "2", "c": "3"}], ["a", "b", "c"])
-    assert table == Table(["a", "c"], [["1", "-"], ["2", "3"]])
+    table = document.table_of([{"a": "1"}, {"a": "2", "c": "3"}], ["a", "b", "c"])
+    assert table == document.Table(["a", "c"], [["1", "-"], ["2", "3"]])
 
 
 def test_a_document_is_its_blocks():
-    text = Document(
-        [
-            Paragraph("Words & more."),
-            Table(["a", "b"], [["c", ""]]),
-            Folded("Why", [Bullets(["one", "two"])]),
-        ]
-    )
-    assert text.markdown() == (
-        "Words & more.\n\n| a | b |\n| --- | --- |\n| c |  |\n\n* one\n* two"
-    )
+    table = document.Table(["a", "b"], [["c", ""]])
+    folded = document.Folded("Why", [document.Bullets(["one", "two"])])
+    text = document.Document([document.Paragraph("Words & more."), table, folded])
+    written = "Words & more.\n\n| a | b |\n| --- | --- |\n| c |  |\n\n* one\n* two"
+    assert text.markdown() == written
     assert text.html() == (
         '<p>Words &amp; more.</p><div class="scroll"><table><tr><th>a</th><th>b</th></tr>'
         "<tr><td>c</td><td></td></tr></table></div>"
@@ -110,8 +94,8 @@ def test_a_document_is_its_blocks():
     ("count", "text"), [(1023, "1023 B"), (1536, "1.50 KiB"), (2**41, "2048.00 GiB")]
 )
 def test_bytes_have_a_prefix(count, text):
-    assert human_bytes(count) == text
+    assert document.human_bytes(count) == text
 
 
 def test_counts_have_a_prefix():
-    assert [human_count(x) for x in (250, 1.5e9, 2e18)] == ["250", "1.50 G", "2000.00 P"]
+    assert [document.human_count(x) for x in (250, 1.5e9, 2e18)] == ["250", "1.50 G", "2000.00 P"]

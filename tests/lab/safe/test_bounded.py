@@ -1,5 +1,4 @@
-"""Archives with damage, images that another program would open, and files of other kinds are
-refused."""
+"""Damaged archives, images that another program would open, and other files are refused."""
 
 import re
 import tarfile

@@ -202,10 +202,8 @@ def test_parameters_are_tensors(tmp_path):
     parameter = (
         b"ctorch._utils\n_rebuild_parameter\n(" + tensor() + plain(True) + ORDERED_DICT + b"tR"
     )
-    assert load_state_dict(write(tmp_path / "x.pth", state_dict(x=parameter)))["x"].tolist() == [
-        0,
-        1,
-    ]
+    found = load_state_dict(write(tmp_path / "x.pth", state_dict(x=parameter)))["x"].tolist()
+    assert found == [0, 1]
 
 
 class Attack:

@@ -1,5 +1,4 @@
-"""Folders of Hugging Face's: forwards beside NumPy's and transformers', and files that do not
-fit."""
+"""Folders of Hugging Face's: forwards beside NumPy's and transformers', files that do not fit."""
 
 import functools
 import json
@@ -69,8 +68,7 @@ def test_a_models_prefix_and_other_heads_are_left_out(tmp_path):
 
 
 def test_heads_that_fit_are_loaded(tmp_path):
-    """A vision transformer's classifier is linear on these features; a decoder's embedding scores
-    the next token where its file has no head."""
+    """A vision transformer's classifier is linear; a decoder's embedding scores the next token."""
     arrays = {f"vit.{name}": array for name, array in made_up("vit").items()}
     weight, bias = np.ones((CLASSES, 8), np.float32), np.full(CLASSES, 2.0, np.float32)
     arrays |= {"classifier.weight": weight, "classifier.bias": bias}
@@ -99,9 +97,8 @@ def test_a_heads_rows_are_the_datas_classes(tmp_path):
         warnings.simplefilter("error")
         start(head=True, class_names=("cat", "dog", "emu"))
         start(head=False)
-    with pytest.raises(
-        ValueError, match=r"rows of its head are Cat, dog.* classes dog, cat.* same"
-    ):
+    message = r"rows of its head are Cat, dog.* classes dog, cat.* same"
+    with pytest.raises(ValueError, match=message):
         start(head=True, class_names=("dog", "cat", "emu"))
     for given in (None, ("a", "b", "c")):
         with pytest.warns(UserWarning, match="Cat, dog.*; the data's classes must be these, in"):
@@ -119,20 +116,10 @@ def changed(**arrays):
 LAYER = "encoder.layer.1.attention.self.query.weight"
 BAD_FILES = {
     f"the file has no {LAYER}": {LAYER: None},
-    rf"the file's {LAYER} has shape \(7, 8\), transposed as here; its config.json says \(8, 8\)": {
-        LAYER: np.ones((8, 7), np.float32)
-    },
+    rf"the file's {LAYER} has shape \(7, 8\), transposed": {LAYER: np.ones((8, 7), np.float32)},
     "the file has encoder.layer.2.x, for": {"encoder.layer.2.x": np.ones(3, np.float32)},
     "has values that are not finite": {LAYER: np.full((8, 8), np.nan, np.float32)},
 }
-
-
-@pytest.mark.parametrize("message", BAD_FILES)
-def test_files_that_do_not_fit_are_refused(message, tmp_path):
-    group = write_folder(tmp_path / "bert", "bert", changed(**BAD_FILES[message]))
-    with pytest.raises(ValueError, match=message) as caught:
-        fl.with_weights(federation_of(group), weights_file(group), head=False)
-    assert "\n" not in str(caught.value)
 
 
 BAD_CONFIGS = {
@@ -149,11 +136,12 @@ BAD_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_CONFIGS)
-def test_models_that_are_not_built_are_refused(message, tmp_path):
-    group = write_folder(tmp_path / "bert", "bert", **BAD_CONFIGS[message])
+@pytest.mark.parametrize("message", [*BAD_FILES, *BAD_CONFIGS])
+def test_files_that_do_not_fit_and_models_that_are_not_built_are_refused(message, tmp_path):
+    arrays = changed(**BAD_FILES.get(message, {}))
+    group = write_folder(tmp_path / "bert", "bert", arrays, **BAD_CONFIGS.get(message, {}))
     with pytest.raises(ValueError, match=message) as caught:
-        federation_of(group)
+        fl.with_weights(federation_of(group), weights_file(group), head=False)
     assert "\n" not in str(caught.value)
 
 
@@ -182,49 +170,31 @@ def module(kind: str, path: str) -> dict:
 
 
 ENCODER = [module("Transformer", ""), module("Pooling", "1_Pooling")]
+DENSE = module("Dense", "2_Dense")
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+PROMPTS = {"prompts": {"query": "query: "}}
+POOLING, SENTENCES = "1_Pooling/config.json", "config_sentence_transformers.json"
 OTHER_FILES = {
-    "its pooling is max and mean; only cls or mean is built": {
-        "1_Pooling/config.json": {**MEAN, "pooling_mode_max_tokens": True}
-    },
-    "its pooling is cls and mean; only": {
-        "1_Pooling/config.json": {**MEAN, "pooling_mode_cls_token": True}
-    },
-    "its pooling is weightedmean; only": {
-        "1_Pooling/config.json": {"pooling_mode_weightedmean_tokens": True}
-    },
-    "its pooling is max; only": {"1_Pooling/config.json": {"pooling_mode": "max"}},
-    "its pooling is none; only": {"1_Pooling/config.json": {}},
-    "pooling_mode_max_tokens is 2; it must be true or false": {
-        "1_Pooling/config.json": {"pooling_mode_max_tokens": 2}
-    },
-    "2_Dense: a module 'Dense' is not built": {
-        "1_Pooling/config.json": MEAN,
-        "modules.json": [*ENCODER, module("Dense", "2_Dense")],
-    },
-    "3_Dense: a module 'Dense' is not built": {
-        "1_Pooling/config.json": MEAN,
-        "3_Dense/config.json": {"in_features": 8},
-    },
+    "its pooling is max and mean; only": {POOLING: MEAN | {"pooling_mode_max_tokens": True}},
+    "its pooling is cls and mean; only": {POOLING: MEAN | {"pooling_mode_cls_token": True}},
+    "its pooling is weightedmean; only": {POOLING: {"pooling_mode_weightedmean_tokens": True}},
+    "its pooling is max; only": {POOLING: {"pooling_mode": "max"}},
+    "its pooling is none; only": {POOLING: {}},
+    "pooling_mode_max_tokens is 2;": {POOLING: {"pooling_mode_max_tokens": 2}},
+    "2_Dense: a module 'Dense' is not built": {POOLING: MEAN, "modules.json": [*ENCODER, DENSE]},
+    "3_Dense: a module 'Dense' is not": {POOLING: MEAN, "3_Dense/config.json": {"in_features": 8}},
     "a module 'their.Pooling' is not built": {
         "modules.json": [ENCODER[0], {"path": "1_Pooling", "type": "their.Pooling"}]
     },
     "is no module of the folder": {"modules.json": [module("Pooling", "../other")]},
     "modules.json holds no JSON list": {"modules.json": {}},
-    "truncate_dim is 4; only models with None": {
-        "config_sentence_transformers.json": {"truncate_dim": 4}
-    },
-    "default_prompt_name is 'query'; texts get no prompt": {
-        "config_sentence_transformers.json": {
-            "prompts": {"query": "query: "},
-            "default_prompt_name": "query",
-        }
+    "truncate_dim is 4; only models": {SENTENCES: {"truncate_dim": 4}},
+    "default_prompt_name is 'query'; texts": {
+        SENTENCES: PROMPTS | {"default_prompt_name": "query"}
     },
     "adapter_config.json: adapters of a folder are not read": {"adapter_config.json": {}},
-    "its pooling is 3; only": {"1_Pooling/config.json": {"pooling_mode": 3}},
-    r"default_prompt_name is \['a'\]; texts get no prompt": {
-        "config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": ["a"]}
-    },
+    "its pooling is 3; only": {POOLING: {"pooling_mode": 3}},
+    r"default_prompt_name is \['a'\]; texts": {SENTENCES: {"default_prompt_name": ["a"]}},
     "is_decoder is True; only": {"config.json": {"is_decoder": True}},
     "pad_token_id is 1; only": {"config.json": {"pad_token_id": 1}},
     "auto_map names code": {"config.json": {"auto_map": {"AutoModel": "modeling.Bert"}}},
@@ -250,15 +220,15 @@ def test_other_files_that_change_features_are_refused(message, tmp_path):
 
 
 def test_a_decoder_pools_its_last_token_alone(tmp_path):
-    last = {"1_Pooling/config.json": {"pooling_mode_lasttoken": True}}
+    last = {POOLING: {"pooling_mode_lasttoken": True}}
     federation_of(with_files(tmp_path / "gpt2", "gpt2", last))
     with pytest.raises(ValueError, match="its pooling is mean; only lasttoken is built"):
-        federation_of(with_files(tmp_path / "llama", "llama", {"1_Pooling/config.json": MEAN}))
+        federation_of(with_files(tmp_path / "llama", "llama", {POOLING: MEAN}))
 
 
 def test_an_encoders_normalisation_is_built(tmp_path):
     """Also where the folder named is the transformer's, in the encoder's."""
-    files = {"1_Pooling/config.json": MEAN, "modules.json": ENCODER}
+    files = {POOLING: MEAN, "modules.json": ENCODER}
     group = with_files(tmp_path / "plain", "bert", files)
     plain = features(group, weights_file(group), TEXTS)
     files["modules.json"] = [*ENCODER, module("Normalize", "2_Normalize")]
@@ -275,10 +245,7 @@ RULES = {
     "half": (HALF, fl.Pixels()),
     "defaults": ({"size": 4}, fl.Pixels()),
     "imagenet": (IMAGENET, fl.Pixels(*(np.array(v, np.float32) for v in IMAGENET.values()))),
-    "bytes": (
-        {"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3},
-        fl.Pixels(),
-    ),
+    "bytes": ({"do_rescale": False, **dict.fromkeys(HALF, [127.5] * 3)}, fl.Pixels()),
     "to [-1, 1]": ({"rescale_factor": 1 / 127.5, "image_mean": 1, "image_std": 1}, fl.Pixels()),
     "as they are": ({"do_normalize": False}, fl.Pixels(0.0, 1.0)),
 }

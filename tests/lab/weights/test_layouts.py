@@ -1,5 +1,4 @@
-"""A model's arrays as torch names them, and back: names, heads behind the pooling, and which
-architecture it is."""
+"""A model's arrays as torch names them, and back: names, heads, which architecture it is."""
 
 import jax
 import jax.numpy as jnp

@@ -106,20 +106,8 @@ REFUSED = {  # kinds, more arrays, layers, flattened -> the message
     "recurrent": ({"out": "LSTM"}, {}, {}, {}, "'out' is a LSTM with weight, which cannot be conv"),
     "transposed": ({"conv": "ConvTranspose2d"}, {}, {}, {}, "'conv' is a ConvTranspose2d with we"),
     "own parameter": ({}, {"scale": np.ones(3)}, {"": "base"}, {}, "'' is a Module with scale, wh"),
-    "more arrays": (
-        {},
-        {"fc.gain": np.ones(3)},
-        {},
-        {},
-        "'fc' is a Linear with weight, bias, gain",
-    ),
-    "twice": (
-        {},
-        {},
-        {"groups": "base/BatchNorm_0"},
-        {},
-        "layers has the path 'base/BatchNorm_0' ",
-    ),
+    "more arrays": ({}, {"fc.gain": np.ones(3)}, {}, {}, "'fc' is a Linear with weight, bias"),
+    "twice": ({}, {}, {"groups": "base/BatchNorm_0"}, {}, "layers has the path 'base/BatchNorm_0'"),
     "other image": ({}, {}, {}, {"fc": (4, 3)}, "'fc' takes 36 values of a flattened image; its"),
 }
 

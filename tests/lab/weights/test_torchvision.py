@@ -1,5 +1,4 @@
-"""Weights and outputs of torchvision's models: names without torch, numbers beside torch where it
-is installed."""
+"""torchvision's models: names without torch, numbers beside torch where it is installed."""
 
 import functools
 import importlib.util
@@ -50,11 +49,7 @@ NAMES = {  # torchvision's name and shape -> place here, and how the axes of the
     "features.3.conv.0.0.weight": ((144, 24, 1, 1), "features_3/conv_0_0/kernel", CONV),
     "features.3.conv.1.0.weight": ((144, 1, 3, 3), "features_3/conv_1_0/kernel", CONV),
     "features.3.conv.3.bias": ((24,), "features_3/conv_3/bias", (0,)),
-    "inception3a.branch2.0.conv.weight": (
-        (96, 192, 1, 1),
-        "inception3a/branch2_0/conv/kernel",
-        CONV,
-    ),
+    "inception3a.branch2.0.conv.weight": ((9, 5, 1, 1), "inception3a/branch2_0/conv/kernel", CONV),
     "inception3a.branch1.bn.running_mean": ((64,), "inception3a/branch1/bn/mean", (0,)),
     "class_token": ((1, 1, 6), "class_token", (0, 1, 2)),
     "conv_proj.weight": ((6, 3, 4, 4), "conv_proj/kernel", CONV),
@@ -77,34 +72,25 @@ def test_names_and_layouts(key):
     expected = value.transpose(axes)
     place = tuple(place.split("/"))
     collection = "stats" if place[-1] in ("mean", "var") else "params"
-    variables = {
-        collection: unflatten_dict({("base", *place): np.zeros(expected.shape, np.float32)})
-    }
+    blank = {("base", *place): np.zeros(expected.shape, np.float32)}
+    variables = {collection: unflatten_dict(blank)}
     result = variables_from_torchvision({key: value}, variables)
     np.testing.assert_array_equal(flatten_dict(result)[(collection, "base", *place)], expected)
 
 
 def tiny_resnet():
-    """Shapes of a ResNet whose second to fourth blocks are stacked, and a state dict that fits
-    it."""
+    """Shapes of a ResNet whose second to fourth blocks are stacked, and a state dict that fits."""
     bucket = bucket_of(SplitModel(ResNet((4,), 8, width=2, scan_from=3), Linear(10), stateful=True))
     rng = np.random.default_rng(0)
     shapes = {"conv1.weight": (2, 3, 7, 7)}
     for block in range(4):
         shapes |= {f"layer1.{block}.conv{i}.weight": (2, 2, 3, 3) for i in (1, 2)}
-    norms = ["bn1", *(f"layer1.{block}.bn{i}" for block in range(4) for i in (1, 2))]
-    shapes |= {
-        f"{norm}.{leaf}": (2,)
-        for norm in norms
-        for leaf in ("weight", "bias", "running_mean", "running_var")
-    }
+    for norm in ("bn1", *(f"layer1.{block}.bn{i}" for block in range(4) for i in (1, 2))):
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{leaf}"] = (2,)
     state_dict = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    ignored = {
-        "bn1.num_batches_tracked": np.array(3),
-        "fc.weight": np.ones((1000, 2)),
-        "fc.bias": np.ones(1000),
-    }
-    return zeros(bucket), state_dict, ignored
+    ignored = {"bn1.num_batches_tracked": np.array(3), "fc.bias": np.ones(1000)}
+    return zeros(bucket), state_dict, ignored | {"fc.weight": np.ones((1000, 2))}
 
 
 def test_stacked_blocks_and_untouched_parts():
@@ -121,12 +107,9 @@ def test_stacked_blocks_and_untouched_parts():
         np.testing.assert_allclose(blocks[1]["bn1"]["var"][block - 1], expected)
     assert result["params"]["head"] is variables["params"]["head"]
     jax.tree.map(np.testing.assert_array_equal, variables, before)
-    unstacked = variables_from_torchvision(
-        state_dict, {name: unstack_blocks(tree) for name, tree in variables.items()}
-    )
-    jax.tree.map(
-        np.testing.assert_array_equal, unstacked["params"], unstack_blocks(result["params"])
-    )
+    apart = {name: unstack_blocks(tree) for name, tree in variables.items()}
+    unstacked = variables_from_torchvision(state_dict, apart)["params"]
+    jax.tree.map(np.testing.assert_array_equal, unstacked, unstack_blocks(result["params"]))
 
 
 def test_weights_that_do_not_fit_are_refused():
@@ -138,12 +121,11 @@ def test_weights_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"^the state dict has layer1\.4\.conv1\.weight, for"):
         variables_from_torchvision(more, variables)
     grey = state_dict | {"conv1.weight": np.ones((2, 1, 7, 7))}
-    with pytest.raises(ValueError) as error:
-        variables_from_torchvision(grey, variables)
-    assert str(error.value) == (
-        "the state dict's conv1.weight has shape (2, 1, 7, 7), which is (7, 7, 1, 2) in flax's "
-        "layout, but the model's conv1/kernel has (7, 7, 3, 2)"
+    message = (
+        r"conv1.weight has shape \(2, 1, 7, 7\), .* the model's conv1/kernel has \(7, 7, 3, 2\)"
     )
+    with pytest.raises(ValueError, match=message):
+        variables_from_torchvision(grey, variables)
 
 
 @functools.cache
@@ -160,16 +142,14 @@ def torchvision_models():
             del sys.modules[name]
         torchvision_models.library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
-            torchvision_models.library.define(
-                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
+            scheme = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torchvision_models.library.define(scheme)
         import torchvision.models
     return torchvision.models
 
 
 def randomised(model):
-    """Scales, biases, tokens and running statistics away from ones and zeros, no dropout, no
-    classifier."""
+    """Moves scales, biases, tokens and statistics off ones and zeros; drops the classifier."""
     import torch
 
     torch.manual_seed(1)
@@ -200,8 +180,7 @@ def googlenet(models):
 
 
 def compare(model, module, path, precision):
-    """Loads a torch model's weights through a file; {mode: (largest difference, the same over the
-    largest value)}."""
+    """Loads torch weights through a file; {mode: (largest difference, over the largest value)}."""
     import torch
 
     model = randomised(model).to(getattr(torch, precision))
@@ -221,9 +200,8 @@ def compare(model, module, path, precision):
         differences["train" if train else "eval"] = difference(out, expected)
     after = {name: value.numpy() for name, value in model.state_dict().items()}
     expected = variables_from_torchvision(after, variables)["stats"]
-    worst = jax.tree.leaves(
-        jax.tree.map(difference, stats, expected), is_leaf=lambda x: isinstance(x, tuple)
-    )
+    leaves = zip(*map(jax.tree.leaves, (stats, expected)), strict=True)
+    worst = [difference(out, value) for out, value in leaves]
     if worst:
         differences["statistics"] = tuple(max(values) for values in zip(*worst))
     return differences
