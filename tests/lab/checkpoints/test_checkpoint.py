@@ -129,10 +129,8 @@ def test_the_same_round_may_be_saved_again(folder):
 def test_segments_hold_at_most_twice_what_has_changed():
     rng = np.random.default_rng(0)
     rows, cost = 400, {"a": 10}
-    changed, base = (
-        {"a": np.zeros(rows, np.int32)},
-        Placement(0, {"a": np.zeros(rows, np.int32)}, {}),
-    )
+    changed = {"a": np.zeros(rows, np.int32)}
+    base = Placement(0, {"a": np.zeros(rows, np.int32)}, {})
     written = []
     for round in range(1, 301):
         fresh = rng.choice(rows, 8, replace=False)

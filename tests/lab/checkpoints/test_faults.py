@@ -56,8 +56,7 @@ def save(round):
 
 
 def restored(folder):
-    """The round of the newest checkpoint that can be read, which must be whole, and the warnings
-    of those that cannot."""
+    """The round of the newest readable checkpoint, which must be whole, and the warnings."""
     warnings = []
     state, history = checkpointer(folder).restore(warnings.append)
     assert history == [{"round": state.round}]

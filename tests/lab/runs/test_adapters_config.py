@@ -32,9 +32,8 @@ def config_of(**fields):
 
 
 def test_clients_take_architectures_and_ranks_in_turn():
-    with pytest.warns(
-        UserWarning, match="^model.lora adapts a frozen extractor of random weights; "
-    ):
+    message = "^model.lora adapts a frozen extractor of random weights; "
+    with pytest.warns(UserWarning, match=message):
         federation = make_clients(config_of(), TASK)
     names = [federation.buckets[place].name for place in federation.assignment]
     narrow, wide = ("mlp_narrow_r2", "mlp_narrow_r8", "mlp_narrow_r4"), (4, 2, 8)
@@ -49,11 +48,9 @@ def test_memory_deals_ranks():
     config = config_of(group="mlp2", lora_alpha=0)
     federation = make_clients(config, TASK)
     assert all(bucket.module.base.scale == 2 for bucket in federation.buckets)
-    needed = {
-        bucket.name: training_memory(bucket, local_training(config.training))
-        for bucket in federation.buckets
-    }
-    dealt = make_clients(config, TASK, np.full(6, float(needed["mlp_narrow_r4"])))
+    (wanted,) = (bucket for bucket in federation.buckets if bucket.name == "mlp_narrow_r4")
+    memory = training_memory(wanted, local_training(config.training))
+    dealt = make_clients(config, TASK, np.full(6, float(memory)))
     assert {bucket.name for bucket in dealt.buckets} == {"mlp_narrow_r4"}
 
 

@@ -36,14 +36,11 @@ def config_with(**fields):
 BAD = {
     "unknown config field 'spelling'": {"spelling": 1},
     "seed is 4294967295; it must be at most 4294967293 with 3": {"seed": 2**32 - 1, "trials": 3},
-    "classes_per_client": {
-        "partition.kind": "pathological",
-        "partition.options": {"classes_per_client": 11},
+    "classes_per_client is 11": {
+        "partition": partition_config("pathological", classes_per_client=11)
     },
     "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE": {"entries": ("fedproto:wait=3",)},
-    "'training.batchsize=3' sets nothing; did you mean 'training.batch_size'? KEY=VALUE": {
-        "entries": ("fedproto:training.batchsize=3",)
-    },
+    "did you mean 'training.batch_size'?": {"entries": ("fedproto:training.batchsize=3",)},
     "entry 'local:3': '3' sets nothing; KEY=VALUE may set": {"entries": ("local:3",)},
     "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by": {"entries": ("fedtgp:tau=a",)},
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
@@ -56,43 +53,24 @@ BAD = {
     "fedtgp: weight is -1.0; it must be a number of at least 0": {"method.options.weight": -1.0},
     "fedproto:weight=-1: weight is -1.0; it must be": {"entries": ("fedproto:weight=-1",)},
     "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
-    "training.optimizer is 'adma'; did you mean 'adam'? It must be sgd, adam, or an optimiser of": {
-        "training.optimizer": "adma"
-    },
+    "training.optimizer is 'adma'; did you mean 'adam'?": {"training.optimizer": "adma"},
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},
-    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? `fedjax-ht list fields`": {
-        "training.learnin_rate": 0.1
-    },
+    "did you mean 'training.learning_rate'?": {"training.learnin_rate": 0.1},
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": ("fedprto",)},
     "unknown method 'none+dfrd'; did you mean": {"method.name": "none+dfrd"},
-    "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {
-        "entries": ("fedrolx+dfrd",)
-    },
+    "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'?": {"entries": ("fedrolx+dfrd",)},
     "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {"method.options.wieght": 1.0},
-    "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It has": {
-        "partition.options.aplha": 1.0
-    },
-    "unknown partition 'practicle'; did you mean 'practical'? The partitions are": {
-        "partition.kind": "practicle",
-        "partition.options": {},
-    },
-    "unknown dataset 'fashion_mnst'; did you mean 'fashion_mnist'? There are": {
-        "dataset.name": "fashion_mnst"
-    },
+    "has no option 'aplha'; did you mean 'alpha'?": {"partition.options.aplha": 1.0},
+    "did you mean 'practical'?": {"partition.kind": "practicle", "partition.options": {}},
+    "unknown dataset 'fashion_mnst'; did you mean": {"dataset.name": "fashion_mnst"},
     "unknown model group 'cnn55'; did you mean 'cnn5'? The groups are": {"model.group": "cnn55"},
-    "unknown augmentation 'flop'; did you mean 'flip'? There are": {
-        "training.augmentation": ("flop",)
-    },
-    "uplink: unknown transform 'gausian_noise'; did you mean 'gaussian_noise'? There are": {
-        "uplink": (("gausian_noise", 0.1, 0.2),)
-    },
+    "unknown augmentation 'flop'; did you mean 'flip'?": {"training.augmentation": ("flop",)},
+    "uplink: unknown transform 'gausian_noise'": {"uplink": (("gausian_noise", 0.1, 0.2),)},
     "uplink has 0.05; it must be a name and its numbers": {"uplink": (0.05, 0.2)},
     "uplink has ('gaussian_noise', 0.05): missing": {"uplink": (("gaussian_noise", 0.05),)},
     "uplink: bits is 3; it must be 2, 4 or 8": {"uplink": (("quantise", 3),)},
-    "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {
-        "downlink": (("gaussian_noise", 1, 1, "", 4),)
-    },
+    "downlink has ('gaussian_noise', 1, 1, ''": {"downlink": (("gaussian_noise", 1, 1, "", 4),)},
     "uplink: scale is 'a'; it must be a number": {"uplink": [["gaussian_noise", "a", 0.2]]},
     "training.schedule is 'cosine'; it must be constant": {"training.schedule": "cosine"},
     "training.schedule is 'step/0/0.1'": {"training.schedule": "step/0/0.1"},
@@ -104,10 +82,7 @@ BAD = {
     "evaluate.sample is 21; it must be at most the 20 clients": {"evaluate.sample": 21},
     "evaluate.sample is 5, and new_share 0.2": {"evaluate.sample": 5, "new_share": 0.2},
     "new_share is 0.99, by which all clients of": {"new_share": 0.99},
-    "scoring.adapt_epochs is 1, and scoring.state 'trained'": {
-        "scoring.adapt_epochs": 1,
-        "scoring.state": "trained",
-    },
+    "scoring.adapt_epochs is 1": {"scoring.adapt_epochs": 1, "scoring.state": "trained"},
     "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
@@ -133,9 +108,7 @@ BAD = {
     "model.feature_dim is 8; with model.rates": {"model.rates": "1", "model.feature_dim": 8},
     "model.shared is 'mlp'; it must be empty or one of model group": {"model.shared": "mlp"},
     "model.shared is 'cnn'; did you mean 'cnn": {"model.shared": "cnn"},
-    "classes has 'Sneakers'; did you mean 'Sneaker'? The classes of": {
-        "dataset.classes": ("Sneakers",)
-    },
+    "classes has 'Sneakers'; did you mean 'Sneaker'?": {"dataset.classes": ("Sneakers",)},
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
@@ -162,9 +135,8 @@ def test_bad_config_is_one_line(message):
 
 def test_a_generator_that_saw_the_data_must_be_asked_for():
     config = config_with(**{"dataset.name": "fashion_mnist_10k"})
-    method = local(LocalTraining(optax.sgd(0.1)))._replace(
-        needs=Needs(pretrained=Pretrained(trained_on=("fashion_mnist_10k",)))
-    )
+    needs = Needs(pretrained=Pretrained(trained_on=("fashion_mnist_10k",)))
+    method = local(LocalTraining(optax.sgd(0.1)))._replace(needs=needs)
     with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
         check_pretraining(method, typed_config(config).dataset)
     config.dataset.seen_before = True
@@ -185,11 +157,7 @@ def test_rates_make_a_federation_of_slices():
     config.method = method_config("fedrolex")
     federation = plan(config).runs["fedrolex"].federation
     assert [b.width for b in federation.buckets] == [1.0, 0.25]
-    assert federation.assignment[:3] == (
-        0,
-        1,
-        0,
-    )
+    assert federation.assignment[:3] == (0, 1, 0)
     assert federation.global_model.module.base.widths == (16, 32, 64, 128)
     assert not any(b.module.base.scaler for b in federation.buckets)
 
@@ -218,10 +186,8 @@ def test_config_arguments():
 
 def test_runs_of_other_arguments_have_other_folders():
     assert run_name("fedjax_ht/lab/configs/quickstart.py") == "quickstart"
-    assert (
-        run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal")
-        == "quickstart-fedrolex+dfrd-runlocal"
-    )
+    expected = "quickstart-fedrolex+dfrd-runlocal"
+    assert run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal") == expected
 
 
 @pytest.mark.parametrize("kind", [*PLANS, *PARTITIONS])
@@ -254,9 +220,8 @@ def test_every_split_has_its_options(kind):
 def test_the_command_line_exits_with_2_and_one_line(
     run_module, tiny_config, tmp_path, arguments, message
 ):
-    done = run_module(
-        "main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
-    )
+    folder = f"--workdir={tmp_path / 'run'}"
+    done = run_module("main", f"--config={tiny_config}", folder, *arguments)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr

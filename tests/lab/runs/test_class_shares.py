@@ -80,8 +80,7 @@ def test_the_default_recipe_is_a_point_of_the_papers_grid(file):
 @CONFIGS
 @pytest.mark.parametrize("clients, stable_rounds", [(10, 2), (50, 45), (100, 45)])
 def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable_rounds):
-    """The setting holds in either order of the arguments, and where FedSSA is one of several
-    entries."""
+    """In either order of the arguments, and where FedSSA is one of several entries."""
     for argument in (
         f"recipe=released,clients={clients}",
         f"clients={clients},recipe=released,method=fedssa",

@@ -59,8 +59,7 @@ print(matplotlib.get_backend(), "tensorflow_datasets" in sys.modules)
 
 
 def test_what_is_imported():
-    """Help needs no jax, a run and a download no tensorflow-datasets, and a notebook's own backend
-    of matplotlib stays."""
+    """Help needs no jax, a run no tensorflow-datasets, and matplotlib's backend stays."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,5 +1,4 @@
-"""The comparison of methods: its numbers from histories by hand, and the command from end to
-end."""
+"""The comparison of methods: its numbers from histories by hand, and the whole command."""
 
 import csv
 import itertools
@@ -31,19 +30,12 @@ def runs(*scores, payload=100, flops=1e9):
     for trial, accuracies in enumerate(scores):
         rows = []
         for number, accuracy in enumerate(accuracies):
-            row = {
-                "round": number,
-                "trial": trial,
-                "seconds_round": float(number),
-                "seconds_evaluation": 0.5,
-            }
+            row = {"round": number, "trial": trial}
+            row |= {"seconds_round": float(number), "seconds_evaluation": 0.5}
             if number:
                 row |= {"uplink_payload_elements": payload // 4, "arrived": 5, "participants": 10}
-                row |= {
-                    "uplink_payload_bytes": payload,
-                    "uplink_metadata_bytes": 4 * (payload > 0),
-                    "flops": flops,
-                }
+                row |= {"uplink_payload_bytes": payload, "flops": flops}
+                row |= {"uplink_metadata_bytes": 4 * (payload > 0)}
                 row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
             rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
         made.append(rows)
@@ -76,21 +68,17 @@ def test_the_default_target_is_what_every_trial_of_every_method_reaches():
 def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     """Participants are scored in every round, evaluated or not."""
     histories = {"a": runs([0.1, None, 0.6]), "b": runs([0.1, 0.5, 0.8])}
-    assert choose_target(histories, ACCURACY, None, 0.5) == (
-        0.4,
-        "0.5 of 80.00 %, the best of all trials",
-    )
+    share = "0.5 of 80.00 %, the best of all trials"
+    assert choose_target(histories, ACCURACY, None, 0.5) == (0.4, share)
     with pytest.raises(ValueError, match="--target_score is 'accuracy_participants'"):
         choose_target(histories, Score("accuracy_participants"), None, None)
     for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
         for row, accuracy in zip(histories[name][0][1:], drawn):
             row["accuracy_participants"] = accuracy
-    target, _ = choose_target(histories, Score("accuracy_participants"), None, 0.6)
+    score = Score("accuracy_participants")
+    target, _ = choose_target(histories, score, None, 0.6)
     assert target == pytest.approx(0.6)
-    lines = [
-        scored(entry, target, Score("accuracy_participants")).cost.rounds
-        for entry in histories.values()
-    ]
+    lines = [scored(entry, target, score).cost.rounds for entry in histories.values()]
     assert lines == [1, 1] and cost_to_reach(*histories["a"], 0.6).rounds == 2
 
 
@@ -106,11 +94,8 @@ def test_a_line_is_a_mean_over_trials():
 
 
 def test_the_table_says_who_did_not_get_there(tmp_path):
-    histories = {
-        "some": runs([0.1, 0.9], [0.1, 0.2]),
-        "none": runs([0.1, 0.3]),
-        "all": runs([0.1, 0.9]),
-    }
+    histories = {"some": runs([0.1, 0.9], [0.1, 0.2]), "none": runs([0.1, 0.3])}
+    histories["all"] = runs([0.1, 0.9])
     lines = {name: scored(entry, 0.8) for name, entry in histories.items()}
     text = comparison_text(lines, 0.8, "as asked").markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
@@ -133,21 +118,24 @@ def test_one_clients_cost_has_units():
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
 
 
+def tables(histories):
+    """Lines by entry, the table of a comparison and that of a run, from the same rows."""
+    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
+    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
+    text = comparison_text(lines, 0.2, "as asked").markdown()
+    return lines, text, run_results(histories).markdown()
+
+
 def test_a_model_on_the_server_has_a_column_of_its_own():
-    """The server's best round need not be the clients'; a method without such a model shows a
-    dash."""
+    """The server's best round need not be the clients'; without a model there is a dash."""
     trained = runs([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
     for row, score in zip(itertools.chain(*trained), (0.1, 0.3, 0.7, 0.2, 0.4, 0.6)):
         row["global_accuracy_head"] = score
-    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
-    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
-    text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert "| method | accuracy % | server's model % | best round |" in text
-    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 1, 1 |" in text
-    assert "| without | 30.00 | - | 1 |" in text
-    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
-        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
-    text = run_results(histories).markdown()
+    _, compared, text = tables({"with": trained, "without": runs([0.1, 0.3, 0.3])})
+    assert "| method | accuracy % | server's model % | best round |" in compared
+    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 1, 1 |" in compared
+    assert "| without | 30.00 | - | 1 |" in compared
     assert "| accuracy % | server's model % | ± clients |" in text
     assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
     assert "| without | 30.00 | - | 0.00 |" in text
@@ -159,31 +147,23 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
     for (_, *rows), scores in zip(trained, ((0.9, 0.3), (0.5, 0.6))):
         for row, score in zip(rows, scores):
             row["accuracy_participants"] = score
-    histories = {"with": trained, "without": runs([0.1, 0.3, 0.3])}
-    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
+    lines, compared, text = tables({"with": trained, "without": runs([0.1, 0.3, 0.3])})
     cells = cells_of(lines["with"], ACCURACY)
     assert cells["participants_accuracy"] == 0.75 and cells["accuracy"] == 0.2
-    text = comparison_text(lines, 0.2, "as asked").markdown()
-    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 2, 2 |" in text
-    assert "| without | 30.00 | - | 1 |" in text
-    assert "biased upwards" in " ".join(text.split())
-    for row in (row for row in rows_of_all(histories) if "accuracy" in row):
-        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
-    text = run_results(histories).markdown()
+    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 2, 2 |" in compared
+    assert "| without | 30.00 | - | 1 |" in compared
     assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text
-    assert "biased upwards" in " ".join(text.split())
+    for table in (compared, text):
+        assert "biased upwards" in " ".join(table.split())
 
 
 def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     """Rows of an earlier version have none: a dash, and an empty place in no mean."""
     trained = runs([0.1, 0.9, 0.2], [0.1, 0.7, 0.8])
     for row in itertools.chain(*trained):
-        row |= {"macro_f1": row["accuracy"] / 2, "auc": 0.75, "accuracy_worst10": 0.0}
-        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"]}
+        row |= {"macro_f1": row["accuracy"] / 2, "auc": 0.75}
     older = [[{k: v for k, v in row.items() if k not in ("macro_f1", "auc")} for row in trained[0]]]
-    histories = {"with": trained, "without": older}
-    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
-    text = comparison_text(lines, 0.2, "as asked").markdown()
+    lines, text, shown = tables({"with": trained, "without": older})
     assert "| with | 85.00 ± 5.00 | 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
     assert "| without | 90.00 | - | - | 1 |" in text
     assert '"AUC": the area under the ROC curve of a class' in text
@@ -191,18 +171,13 @@ def test_macro_f1_stands_beside_the_accuracy_of_its_round(tmp_path):
     first, second = csv.DictReader(write_csv(lines, 0.2, tmp_path / "x.csv").open())
     assert float(first["macro_f1"]) == pytest.approx(0.425) and second["macro_f1"] == "nan"
     assert float(first["auc"]) == pytest.approx(0.75) and second["auc"] == "nan"
-    text = run_results(histories).markdown()
-    assert "| weighted % | macro F1 % | AUC % | best round |" in text
-    assert "| 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in text
+    assert "| weighted % | macro F1 % | AUC % | best round |" in shown
+    assert "| 42.50 ± 2.50 | 75.00 ± 0.00 | 1, 2 |" in shown
 
 
 def test_bytes_of_one_way_or_both():
     row = runs([0, 0])[0][1]
-    assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (
-        104,
-        200,
-        304,
-    )
+    assert [wire_bytes(row, *way) for way in (("uplink",), ("downlink",), ())] == [104, 200, 304]
 
 
 def test_named_methods_are_as_in_their_papers():
@@ -210,10 +185,7 @@ def test_named_methods_are_as_in_their_papers():
     config.method = method_config("fedtgp", tau=3.0)
     config.entries = ("fedproto",)
     chosen = comparison(typed_config(config), ["local", "fedtgp"], 3)
-    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
-        ("local", {}),
-        ("fedtgp", {}),
-    ]
+    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [("local", {}), ("fedtgp", {})]
     assert chosen.trials == 3
     same = entries_of(comparison(typed_config(config), None, None))
     assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
@@ -245,9 +217,8 @@ def test_methods_that_cannot_be_compared(methods, message):
 def test_bad_input_is_one_line_and_exit_code_2(
     run_module, tiny_config, tmp_path, arguments, message
 ):
-    done = run_module(
-        "compare", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
-    )
+    folder = f"--workdir={tmp_path / 'run'}"
+    done = run_module("compare", f"--config={tiny_config}", folder, *arguments)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr

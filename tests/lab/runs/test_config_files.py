@@ -52,10 +52,8 @@ def test_a_config_file_that_is_wrong_is_named_with_its_line(tmp_path, text):
 
 def test_a_config_file_and_its_argument(tmp_path):
     file = tmp_path / "right.py"
-    file.write_text(
-        START
-        + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n"
-    )
+    code = "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n"
+    file.write_text(START + code)
     assert read_config_file(f"{file}:method=local").method.name == "local"
     with pytest.raises(cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'"):
         read_config_file(f"{file}:method=x=y")
@@ -68,10 +66,8 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert read_config_file("quickstart").rounds == read_config_file("quickstart.py").rounds > 2
     assert read_config_file("quickstart:runlocal").rounds == 2
-    with pytest.raises(
-        cli.BadConfigFile,
-        match=r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht",
-    ):
+    message = r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht"
+    with pytest.raises(cli.BadConfigFile, match=message):
         read_config_file("quikstart")
     with pytest.raises(cli.BadConfigFile, match="the library's own is --config=quickstart"):
         read_config_file("here/quickstart.py")
@@ -85,10 +81,8 @@ def test_every_command_with_a_config_says_it_in_one_line(run_module, tmp_path, m
     (tmp_path / "wrong.py").write_text("def get_config():\n    return 1 / 0\n")
     done = run_module(module, f"--config={tmp_path / 'wrong.py'}", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == f"error: {tmp_path / 'wrong.py'}, line 2: ZeroDivisionError: division by zero\n"
-    )
+    expected = f"error: {tmp_path / 'wrong.py'}, line 2: ZeroDivisionError: division by zero\n"
+    assert done.stderr == expected
 
 
 def accuracies_of(name: str, column: str) -> dict[str, list[float]]:

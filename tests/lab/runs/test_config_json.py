@@ -18,23 +18,15 @@ from fedjax_ht.lab.runs.plan import plan
 
 def folder_with(tmp_path, **changes):
     """A folder whose config.json is that of a run but for some fields; None takes a field out."""
-    entry = {
-        "label": "local",
-        "method": "local",
-        "options": {},
-        "training": {},
-        "model": {},
-        "tuned": "",
-    }
-    run = {"version": VERSION}
-    fields = to_json(base_config()) | {"entries": [entry], "run": run} | changes
-    (tmp_path / "config.json").write_text(
-        json.dumps({k: v for k, v in fields.items() if v is not None})
-    )
+    entry = ENTRY | {"label": "local", "method": "local"}
+    fields = to_json(base_config()) | {"entries": [entry], "run": {"version": VERSION}} | changes
+    fields = {name: value for name, value in fields.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     return tmp_path
 
 
 ENTRY = {"label": "a", "method": "fedprto", "options": {}, "training": {}, "model": {}, "tuned": ""}
+TRAINING, NAN = to_json(base_config().training), float("nan")
 BROKEN = {
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": [ENTRY]},
     "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
@@ -44,11 +36,9 @@ BROKEN = {
     "is not what a run writes (AttributeError": {"partition": 3},
     "is not what a run writes (KeyError: 'version')": {"run": {}},
     "rounds is 'many'; it must be an integer of at least 1": {"rounds": "many"},
-    "training.learning_rate is nan; it must be a number above 0": {
-        "training": to_json(base_config().training) | {"learning_rate": float("nan")}
-    },
+    "training.learning_rate is nan; it must be": {"training": TRAINING | {"learning_rate": NAN}},
     "training is 3; it must be a TrainingConfig(...)": {"training": 3},
-    "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {
+    "fedtgp has no option 'wieght'; did you mean 'weight'?": {
         "entries": [ENTRY | {"method": "fedtgp", "options": {"wieght": 1}}]
     },
 }

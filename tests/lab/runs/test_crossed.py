@@ -46,8 +46,7 @@ def test_the_estimates_are_right_on_average():
 
 
 def written(config, folder):
-    """A run that trained nothing: local training is right by split and seed, LG-FedAvg half a
-    point less."""
+    """A run that trained nothing: local training is right by split and seed, LG-FedAvg 0.5 less."""
     histories = {"local": [], "lg_fedavg": []}
     for trial in range(config.trials):
         accuracy = 0.5 + config.partition.seed / 10 + trial / 100

@@ -1,5 +1,4 @@
-"""A run's stored files outlive flipped bits, kills and races; the counts are printed (pytest
--s)."""
+"""A run's stored files outlive flipped bits, kills and races (pytest -s prints the counts)."""
 
 import collections
 import random
@@ -34,17 +33,14 @@ def values(restored):
 def test_no_flipped_bit_changes_a_result_without_a_word(
     tiny_config, tmp_path, monkeypatch, participation
 ):
-    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves: one of
-    them can be read."""
+    """Any byte of any file of a FedTGP run's two checkpoints: one of them can be read."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
     config.entries, config.rounds, config.participation = (), 6, participation
     train_and_evaluate(config, tmp_path / "run")
-    whole, simulation, rng = (
-        tmp_path / "run" / "fedtgp",
-        simulate(plan(config).runs["fedtgp"]),
-        random.Random(0),
-    )
+    whole = tmp_path / "run" / "fedtgp"
+    simulation = simulate(plan(config).runs["fedtgp"])
+    rng = random.Random(0)
     newest = values(Checkpointer(whole / "checkpoints", simulation).restore())
     shutil.copytree(whole, tmp_path / "older")
     shutil.rmtree(tmp_path / "older" / "checkpoints" / "6")
@@ -62,13 +58,9 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
         file.write_bytes(content)
         assert len(warnings) <= 1 and not any("\n" in line for line in warnings)
         assert restored == (before if warnings else newest), (file, at, bit)
-        counts[
-            "named, and the one before taken"
-            if warnings
-            else "in the other checkpoint, or harmless"
-        ] += 1
-    print(f"\n{FLIPS} flipped bits in {len(files)} files: {dict(counts)}")
-    assert counts["named, and the one before taken"] > FLIPS / 4
+        counts[bool(warnings)] += 1
+    print(f"\n{FLIPS} flipped bits in {len(files)} files, named and the one before taken: {counts}")
+    assert counts[True] > FLIPS / 4
 
 
 def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_path, monkeypatch):
@@ -79,36 +71,19 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
     )
     (tmp_path / "long.py").write_text(text)
     train_and_evaluate(config_of(tmp_path / "long.py"), tmp_path / "whole")
-    arguments = [
-        sys.executable,
-        "-m",
-        "tests.lab.runs.killed",
-        tmp_path / "long.py",
-        tmp_path,
-        str(KILLS),
-    ]
-    done = subprocess.run(
-        arguments, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=3000
-    )
+    arguments = [sys.executable, "-m", "tests.lab.runs.killed", tmp_path / "long.py", tmp_path]
+    how = {"cwd": ROOT, "env": environment(tmp_path), "capture_output": True, "text": True}
+    done = subprocess.run([*arguments, str(KILLS)], **how, timeout=3000)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    inside, anywhere = (
-        lines.count(f"killed {where}") for where in ("inside a write", "at a random moment")
-    )
+    inside, anywhere = map(lines.count, ("killed inside a write", "killed at a random moment"))
     finished = [line.removeprefix("finished ") for line in lines if line.startswith("finished ")]
     restarts = [line for line in lines if line.startswith("said ")]
-    print(
-        f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write; "
-        f"{len(finished)} runs finished"
-    )
-    print(
-        f"started again at round 0 with a word, killed before their first checkpoint: {len(restarts)}"
-    )
+    print(f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write")
+    print(f"{len(finished)} runs finished, {len(restarts)} said that they start again at round 0")
     assert inside + anywhere >= 50 and inside >= 10 and finished
-    assert all(
-        "has no checkpoint that can be read; it starts again at round 0" in line
-        for line in restarts
-    )
+    said = "has no checkpoint that can be read; it starts again at round 0"
+    assert all(said in line for line in restarts)
     for run in finished:
         assert metrics(tmp_path / run, "local") == metrics(tmp_path / "whole", "local")
     states = []
@@ -143,8 +118,7 @@ def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_
 
 
 def test_the_cost_of_checksums(tmp_path):
-    """The file has 0.9 GB, as much as 20 ResNet-18: it is summed once when written, in the
-    background, and once when read."""
+    """A file of 0.9 GB is summed once when written, in the background, and once when read."""
     path, rng = tmp_path / "1", np.random.default_rng(0)
     sealed.temporary(path).mkdir()
     for part in range(14):

@@ -1,5 +1,4 @@
-"""Entries of a comparison: how they are written, what they stand for, and what a run's folder
-remembers of them."""
+"""Entries: how they are written, what they stand for, what a run's folder remembers of them."""
 
 import json
 
@@ -53,10 +52,8 @@ def test_tuned_entries_are_marked_in_every_spelling():
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
     lines = [described(entry, base_config()) for entry in (plain, tuned, beyond)]
     assert lines[0] == "fedtgp: at its defaults"
-    assert (
-        lines[1]
-        == "fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
-    )
+    expected = "fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+    assert lines[1] == expected
     assert lines[2].endswith("; their origin is not recorded")
 
 
@@ -115,11 +112,8 @@ def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
     remember(config_of("local", "fedtgp@tuned"), tmp_path)
     config = config_of("local", "fedktl:bandwidths=(1.0,2.0)")
     remembered = remember(config, tmp_path)
-    assert [entry["label"] for entry in remembered.entries] == [
-        "local",
-        "fedtgp@tuned",
-        "fedktl:bandwidths=(1.0,2.0)",
-    ]
+    expected = ["local", "fedtgp@tuned", "fedktl:bandwidths=(1.0,2.0)"]
+    assert [entry["label"] for entry in remembered.entries] == expected
     again = {entry.label: entry for entry in entries_of(remembered)}
     for entry in entries_of(typed_config(config)):
         assert again[entry.label] == entry

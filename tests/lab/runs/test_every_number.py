@@ -1,5 +1,4 @@
-"""Every number of the config, of the methods' options and of the partitions' is refused beyond its
-bounds."""
+"""Every number of a config, of methods' options and of partitions' is refused beyond its bounds."""
 
 import collections
 import dataclasses
@@ -28,14 +27,10 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.defences import DEFENCES
 
 TRAINING = LocalTraining(optax.sgd(0.1))
-UNBOUNDED: dict[str, str] = {}
-"""Numbers whose annotation has no bounds of its own, so that all of int32 or float32 is allowed ->
-why."""
 
 
 class Option(NamedTuple):
-    """A setting: its place, its name in that place, its annotation and default, and a function that
-    takes a value for it."""
+    """A setting: its place, its name there, annotation, default, and how to take a value."""
 
     place: str
     name: str
@@ -48,13 +43,11 @@ def options_of_methods() -> Iterator[Option]:
     for name in (*METHODS, "fedrolex+dfrd", "feddropout+dense"):
         factory = method_factory(name)
         for p in list(options_of(factory).values())[1:]:
-            yield Option(
-                name,
-                p.name,
-                p.annotation,
-                p.default,
-                lambda v, f=factory, k=p.name: f(TRAINING, **{k: v}),
-            )
+
+            def give(v, factory=factory, k=p.name):
+                return factory(TRAINING, **{k: v})
+
+            yield Option(name, p.name, p.annotation, p.default, give)
 
 
 def options_of_partitions() -> Iterator[Option]:
@@ -98,9 +91,8 @@ def options_of_the_library() -> Iterator[Option]:
 
             yield Option(kind.__name__, field.name, annotation, field.default, give)
     for name, make in (TRANSFORMS | DEFENCES).items():
-        needed = {
-            p.name: 0.5 for p in inspect.signature(make).parameters.values() if p.default is p.empty
-        }
+        parameters = inspect.signature(make).parameters.values()
+        needed = {p.name: 0.5 for p in parameters if p.default is p.empty}
         for option, annotation in annotations_of(make).items():
 
             def give(v, make=make, needed=needed, k=option):
@@ -122,17 +114,11 @@ def bad(kind: type, within) -> dict[str, Any]:
     least, most, above, below = limits(kind, within)
     values = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "text": "1"}
     if kind is int:
-        return values | {
-            "below": least - 1,
-            "above": most + 1,
-            "fraction": least + 0.5,
-            "True": True,
-        }
+        values |= {"below": least - 1, "above": most + 1, "fraction": least + 0.5, "True": True}
+        return values
     lower = above if least <= above else math.nextafter(least, -math.inf)
-    return values | {
-        "below": lower,
-        "above": below if below <= most else math.nextafter(most, math.inf),
-    }
+    higher = below if below <= most else math.nextafter(most, math.inf)
+    return values | {"below": lower, "above": higher}
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -141,9 +127,8 @@ def test_every_number_is_refused_beyond_its_bounds(source):
     for option in SOURCES[source]():
         for kind, within in numbers(option.annotation):
             for what, value in bad(kind, within).items():
-                for candidate in (
-                    (value, (value,)) if "tuple" in str(option.annotation) else (value,)
-                ):
+                in_tuple = [(value,)] if "tuple" in str(option.annotation) else []
+                for candidate in (value, *in_tuple):
                     tried[what] += 1
                     try:
                         option.give(candidate)
@@ -169,14 +154,10 @@ def test_every_number_has_bounds(source):
     for option in SOURCES[source]():
         bounded, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
         assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
-        assert (
-            bounded
-            or isinstance(option.default, bool)
-            or not isinstance(option.default, int | float)
-        ), where
-        assert all(within is not None for _, within in bounded) or where in UNBOUNDED, (
-            f"{where} has no bounds"
-        )
+        default = option.default
+        is_number = isinstance(default, int | float) and not isinstance(default, bool)
+        assert bounded or not is_number, where
+        assert all(within is not None for _, within in bounded), f"{where} has no bounds"
 
 
 def test_the_defaults_are_allowed():

@@ -1,5 +1,4 @@
-"""A call of the system that fails in a run's folder loses nothing: the same run goes on, and ends
-with the same rows."""
+"""A call of the system that fails in a run's folder loses nothing: the same run goes on."""
 
 import json
 import shutil

@@ -83,10 +83,8 @@ WRONG = {  # behind --config=quickstart_fedtgp
     "--config.traning.epochs=5": UNKNOWN + "'traning.epochs'; did you mean 'training.epochs'?",
     "-config.rounds.x=5": UNKNOWN + "'rounds.x'; did you mean 'rounds'?",
     "--noconfig.shared_int": UNKNOWN + "'shared_int'; did you mean 'shared_init'?",
-    "--config.method.options.wait=1": UNKNOWN
-    + "'method.options.wait'; did you mean 'method.options.weight'?",
-    "--config.partition.options.aplha=1": UNKNOWN
-    + "'partition.options.aplha'; did you mean 'partition.options.alpha'?",
+    "--config.method.options.wait=1": UNKNOWN + "'method.options.wait'; did you mean 'method.opt",
+    "--config.partition.options.aplha=1": UNKNOWN + "'partition.options.aplha'; did you mean",
     "--config.training.lr=1": UNKNOWN + "'training.lr'; did you mean 'training.learning_rate'?",
     "--config.clients=1": UNKNOWN + "'clients'; did you mean 'partition.num_clients'?",
     "--config.report=none": "report is a section of the config; set one of its fields: maps",
@@ -137,10 +135,8 @@ def test_a_configs_own_commands_go_by_its_name(monkeypatch, tmp_path, name):
         monkeypatch.chdir(tmp_path)
     for command in listed:
         program, _, *arguments = shlex.split(command.replace("\\\n", " "), comments=True)
-        named = next(word for word in arguments if word.startswith("--config=")).removeprefix(
-            "--config="
-        )
-        assert program == "fedjax-ht" and named.partition(":")[0] == name
+        named = next(word for word in arguments if word.startswith("--config="))
+        assert program == "fedjax-ht" and re.match(rf"--config={name}(:|$)", named)
         parsed(*(word for word in arguments if word.startswith("--config")))
 
 

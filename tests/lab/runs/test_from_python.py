@@ -1,5 +1,4 @@
-"""Experiments of objects in place of names: the run is that of the names, its folder knows the
-objects again, and what does not fit is refused before anything compiles."""
+"""Experiments of objects in place of names: the same run, a folder that knows them, refusals."""
 
 import copy
 import dataclasses
@@ -35,11 +34,8 @@ def objects_of(config, rate=None):
     models = fl.model_group(config.model.group, dataset.num_classes, dataset.input_shape)
     training = typed_config(config).training
     training = dataclasses.replace(training, learning_rate=rate or training.learning_rate)
-    return {
-        "dataset": dataset,
-        "models": models,
-        "methods": {"local": fl.local(local_training(training))},
-    }
+    methods = {"local": fl.local(local_training(training))}
+    return {"dataset": dataset, "models": models, "methods": methods}
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +66,8 @@ def test_a_run_of_objects_is_the_run_of_their_names(by_name, begun, tmp_path, bl
     noted = json.loads((begun / "config.json").read_text())
     assert noted["dataset"]["name"] == f"object:{by_name.dataset.name}"
     assert noted["model"]["group"] == "object:mlp_narrow+mlp_wide"
-    assert sorted(noted["run"]["objects"])[1:] == [
-        "object:mlp_narrow+mlp_wide",
-        f"object:{by_name.dataset.name}",
-    ]
+    names = ["object:mlp_narrow+mlp_wide", f"object:{by_name.dataset.name}"]
+    assert sorted(noted["run"]["objects"])[1:] == names
 
 
 @pytest.mark.parametrize(
@@ -125,10 +119,8 @@ def test_methods_run_beside_the_entries_of_compare():
     assert list(experiment.runs) == ["mine", "fedproto:weight=3.0"]
     assert experiment.runs["mine"].method.training is RECIPE
     assert experiment.runs["mine"].entry.training["optimizer"].startswith("object:")
-    assert [bucket.name for bucket in experiment.runs["mine"].federation.buckets] == [
-        "narrow",
-        "wide",
-    ]
+    buckets = experiment.runs["mine"].federation.buckets
+    assert [bucket.name for bucket in buckets] == ["narrow", "wide"]
 
 
 @pytest.mark.parametrize(

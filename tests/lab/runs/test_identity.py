@@ -1,5 +1,4 @@
-"""An entry's folder carries its identity: a run goes on there, and is evaluated, only as what it
-is."""
+"""An entry's folder carries its identity: a run goes on there only as what it is."""
 
 import copy
 import dataclasses
@@ -85,19 +84,17 @@ def test_rounds_and_versions_grow_with_the_run(config, finished, tmp_path, monke
 
 
 def test_fewer_rounds_than_there_are_is_refused(config, finished):
-    """The table would show the rounds that there are, under a command with others."""
     line = "local has 2 rounds in .*, and rounds is 1; a run does not go back: set rounds to 2"
     refusals(config, finished, line, rounds=1)
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "split", "trials", "seed"])
+OTHERS = {"learning_rate": ("training.learning_rate", 0.3), "split": ("partition.seed", 5)}
+OTHERS |= {"trials": ("trials", 2), "seed": ("seed", 4)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_an_entry_of_another_run_is_refused(config, finished, tmp_path, name):
-    fields = {
-        "learning_rate": {"training.learning_rate": 0.3},
-        "split": {"partition.seed": 5},
-        "trials": {"trials": 2},
-        "seed": {"seed": 4},
-    }[name]
+    fields = {OTHERS[name][0]: OTHERS[name][1]}
     folder = tmp_path / "run"
     shutil.copytree(finished / "local", folder / "local")
     line = rf"holds a run of another local \(.*{name}.* instead of .*\); move it away, or choose"
@@ -121,7 +118,6 @@ def test_an_entry_put_in_place_of_another_is_neither_gone_on_with_nor_evaluated(
 
 
 def test_an_entry_of_an_equal_run_joins(config, finished, tmp_path):
-    """Entries that were trained elsewhere, each by itself, make one run."""
     shutil.copytree(finished / "local", tmp_path / "run" / "local")
     trained(config, tmp_path / "run")
     assert metrics(tmp_path / "run", "local") == metrics(finished, "local")

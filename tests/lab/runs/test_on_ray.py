@@ -1,5 +1,4 @@
-"""Runs on a cluster: what a driver does, with a cluster that plays tasks at once, and Ray itself,
-where it is installed: a worker that is killed, Ctrl-C, and the folder of one process at the end."""
+"""Runs on a cluster: a driver with an inline cluster, and Ray itself, where it is installed."""
 
 import os
 import re

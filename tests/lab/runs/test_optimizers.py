@@ -40,10 +40,7 @@ def test_decay_of_the_config_comes_before_it():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "adamw",
-            r"'adamw'; did you mean 'optax:adamw'\? It must be sgd, adam, or an optimiser of optax",
-        ),
+        ("adamw", r"'adamw'; did you mean 'optax:adamw'\? It must be sgd, adam, or an optimiser"),
         ("optax:adamx", "'optax:adamx'; it must be sgd, adam, or an optimiser of optax"),
         ("optax:jax", "it must be sgd, adam"),
         ("optax:clip", "it must be sgd, adam"),

@@ -152,23 +152,16 @@ def test_a_config_file_that_has_moved_is_looked_for_here(run, written, tmp_path,
     assert load_run(run, trust=True).state.round == 1
 
 
-@pytest.mark.parametrize(
-    ("register", "line"),
-    [
-        ("", r"own\.py does not register 'beside' by fl\.register_method any more"),
-        ("1 / 0", "Zero"),
-    ],
-)
-def test_a_config_file_that_registers_it_no_more_is_named(
-    run, written, tiny_config, register, line
-):
-    text = CONFIG.format(tiny=tiny_config, register=register)
-    if not register:  # a config of another method
-        text = text.replace('method_config("beside")', "config.method")
-    written.write_text(text)
-    with pytest.raises(ValueError, match=line) as error:
-        load_run(run, trust=True)
-    assert "\n" not in str(error.value)
+def test_a_config_file_that_registers_it_no_more_is_named(run, written, tiny_config):
+    broken = CONFIG.format(tiny=tiny_config, register="1 / 0")
+    another = CONFIG.format(tiny=tiny_config, register="")
+    another = another.replace('method_config("beside")', "config.method")
+    line = r"own\.py does not register 'beside' by fl\.register_method any more"
+    for text, message in ((broken, "Zero"), (another, line)):
+        written.write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            load_run(run, trust=True)
+        assert "\n" not in str(error.value)
 
 
 def test_a_run_that_knows_no_config_file_says_what_to_do(run):
@@ -195,9 +188,8 @@ def dataset():
 def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_config, monkeypatch):
     """The run's data come from a function now, and are the same by their checksum."""
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    (written.parent / "data_beside.py").write_text(
-        DATA.format(data=tiny_config.parent / "data.npz")
-    )
+    module = DATA.format(data=tiny_config.parent / "data.npz")
+    (written.parent / "data_beside.py").write_text(module)
     content = json.loads((run / "config.json").read_text())
     assert "own_modules" not in content["run"]
     content["run"]["own_modules"] = {"data_beside:dataset": str(written)}

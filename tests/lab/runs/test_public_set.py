@@ -1,5 +1,4 @@
-"""`dataset.public`: what a config may name, and what is refused before anything is read or
-compiled."""
+"""`dataset.public`: what a config may name, and what is refused before anything is read."""
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from fedjax_ht.lab.runs.train import notes
 
 def config_of(public: str | None = "hold_out:0.1", method: str = "fedmd", **options):
     config = fl.base_config()
-    config.dataset.name, config.dataset.subset, config.dataset.public = (
-        "fashion_mnist_10k",
-        300,
-        public,
-    )
+    config.dataset.name = "fashion_mnist_10k"
+    config.dataset.subset = 300
+    config.dataset.public = public
     config.partition.kind, config.partition.num_clients = "iid", 3
     config.partition.options = {}
     config.method.name, config.method.options = method, options

@@ -39,10 +39,7 @@ def test_before_training_a_signal_ends_at_once_with_a_line(number):
     process = busy_process("compile()", 10**9)
     process.send_signal(number)
     out, errors = process.communicate(timeout=10)
-    assert (process.returncode, errors) == (
-        128 + number,
-        f"stopped by {number.name}\n",
-    )
+    assert (process.returncode, errors) == (128 + number, f"stopped by {number.name}\n")
     assert "over" not in out
 
 

@@ -1,5 +1,4 @@
-"""Searches: their points, who goes on, and that what shares a program, or goes on later, is what it
-would be alone."""
+"""Searches: their points, who goes on, and that points which share a program train as alone."""
 
 import json
 import math
@@ -36,16 +35,10 @@ from fedjax_ht.methods.registry import FACTORIES
 
 def test_a_grid_is_every_combination():
     space = parse_space(["method.options.weight=0.1,1", "training.learning_rate=0.01,0.1"])
-    assert list(map(tuple, (point.values() for point in grid(space)))) == [
-        ("0.1", "0.01"),
-        ("0.1", "0.1"),
-        ("1", "0.01"),
-        ("1", "0.1"),
-    ]
-    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == [
-        "fedtgp:weight=1",
-        "fedtgp:weight=2",
-    ]
+    points = [" ".join(point.values()) for point in grid(space)]
+    assert points == ["0.1 0.01", "0.1 0.1", "1 0.01", "1 0.1"]
+    labels = points_of("fedtgp", parse_space(["weight=1,2"]), None)
+    assert labels == ["fedtgp:weight=1", "fedtgp:weight=2"]
 
 
 def test_draws_are_spread_over_a_range_and_always_the_same():
@@ -115,24 +108,16 @@ def test_points_that_differ_in_numbers_share_a_program(config):
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     recipes = parse_space(["training.batch_size=5,10", "training.epochs=1,2"])
-    config.method.name = None
-    config.entries = tuple(
-        points_of("local", recipes | parse_space(["training.momentum=0,0.5"]), None)
-    )
-    groups = families(plan(config))
     # without momentum optax keeps no trace
-    assert len(config.entries) == 8 and [len(family) for family in groups] == [1] * 8
-    rates = parse_space(["training.learning_rate=0.01,0.1"])
-    config.method.name = None
-    config.entries = tuple(points_of("local", recipes | rates, None))
-    groups = families(plan(config))
-    assert [len(family) for family in groups] == [2] * 4
+    for other, sizes in (("momentum=0,0.5", [1] * 8), ("learning_rate=0.01,0.1", [2] * 4)):
+        config.method.name = None
+        space = recipes | parse_space([f"training.{other}"])
+        config.entries = tuple(points_of("local", space, None))
+        assert [len(family) for family in families(plan(config))] == sizes
 
 
-def run(config, folder, halvings=1, labels=POINTS, **more):
-    return searched(
-        typed_config(config), labels, halvings, workdir=folder, tell=lambda line: None, **more
-    )
+def run(config, folder, halvings=1, labels=POINTS, tell=lambda line: None, **more):
+    return searched(typed_config(config), labels, halvings, workdir=folder, tell=tell, **more)
 
 
 @pytest.mark.slow
@@ -179,7 +164,6 @@ def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
 
 
 def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
-    """The data set is given as an object."""
     config.rounds = 4
     messages, dataset = [], load_dataset(config.dataset.name)
     tell = {"points": 2, "tell": messages.append}
@@ -210,8 +194,7 @@ def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
     settings = {}
     for method in ("local", "fedproto", "fedtgp"):
         space = space_of(method, typed_config(config), recipe)
-        points = [label.split(":")[1:4] for label in points_of(method, space, 6)]
-        settings[method] = points
+        settings[method] = [label.split(":")[1:4] for label in points_of(method, space, 6)]
     assert settings["local"] == settings["fedproto"] == settings["fedtgp"]
     sizes = [point[1] for point in settings["local"][1:]]
     assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
@@ -270,10 +253,8 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
     config.method.name = None
     config.entries = ("fedmine", "local")
     config = typed_config(config)
-    assert [described(entry, config) for entry in entries_of(config)] == [
-        "fedmine: at its defaults",
-        "local: every client trains alone; it has no options",
-    ]
+    expected = ["fedmine: at its defaults", "local: every client trains alone; it has no options"]
+    assert [described(entry, config) for entry in entries_of(config)] == expected
 
 
 def test_few_rounds_are_halved_less_often(config, tmp_path):
@@ -283,25 +264,14 @@ def test_few_rounds_are_halved_less_often(config, tmp_path):
 
 
 def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):
-    """Although it was the better one before."""
     config.rounds, messages = 2, []
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
-    result = searched(
-        typed_config(config), points, 0, workdir=tmp_path / "both", tell=messages.append
-    )
+    tell = messages.append
+    result = run(config, tmp_path / "both", 0, points, tell=tell)
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
-    assert any(
-        re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
-        for line in messages
-    )
+    left_out = r"left out, clients \[.+\] not finite in round \d of trial 0"
+    assert any(re.search(left_out, line) for line in messages)
     assert f"| {points[1]} | not finite |" in table(result)
-    assert (
-        searched(
-            typed_config(config), points, 0, workdir=tmp_path / "both", tell=messages.append
-        ).best
-        == points[0]
-    )
+    assert run(config, tmp_path / "both", 0, points, tell=tell).best == points[0]
     with pytest.raises(ValueError, match="in every setting of local a client or the server"):
-        searched(
-            typed_config(config), points[1:], 0, workdir=tmp_path / "none", tell=messages.append
-        )
+        run(config, tmp_path / "none", 0, points[1:], tell=tell)

@@ -33,12 +33,8 @@ def test_a_set_of_texts_and_its_models(config):
     experiment = plan(config)
     assert experiment.dataset.inputs.shape == (400, 10) and experiment.dataset.vocabulary == 52
     (federation,) = (run.federation for run in experiment.runs.values())
-    assert [bucket.name for bucket in federation.buckets] == [
-        "fasttext",
-        "text_logistic",
-        "lstm",
-        "bilstm",
-    ]
+    expected = ["fasttext", "text_logistic", "lstm", "bilstm"]
+    assert [bucket.name for bucket in federation.buckets] == expected
     assert count_parameters(federation.buckets[1]) == {"base": 52 * WIDTH, "head": WIDTH * 4 + 4}
 
 

@@ -95,11 +95,8 @@ def test_a_tracker_named_in_the_middle_gets_the_rounds_before(tracking):
     write_runs([history(0.1, 0.2), history(0.3, 0.4, trial=1)], folder)
     played(track, label, history(0.1, 0.2, 0.3)[2:])
     (sink,) = Recorder.opened
-    assert [(round, scores["accuracy"]) for round, scores in sink.rows] == [
-        (0, 0.1),
-        (1, 0.2),
-        (2, 0.3),
-    ]
+    rounds = [(round, scores["accuracy"]) for round, scores in sink.rows]
+    assert rounds == [(0, 0.1), (1, 0.2), (2, 0.3)]
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_nothing_else_suffers(tracking):

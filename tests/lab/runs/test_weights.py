@@ -1,5 +1,4 @@
-"""Models that start from files of weights: by config and by hand, for clients and servers, in runs
-that go on."""
+"""Models that start from files of weights: by config and by hand, in runs that resume."""
 
 import copy
 
@@ -24,6 +23,7 @@ from fedjax_ht.lab.weights.start import state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.engine import first_server, first_states
 from tests.runs import config_of, metrics
+from tests.tiny import check_equal
 
 SHAPE = (6, 6, 1)
 TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=8)
@@ -44,13 +44,10 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Returns weights of both perceptrons by name: every number of the first is 1, of the second
-    2."""
+    """Returns weights of both perceptrons: every number of the first is 1, of the second 2."""
     modules, state_dicts = model_group("mlp2", 4, SHAPE), {}
     for value, (name, module) in enumerate(modules.items(), 1):
-        shapes = jax.eval_shape(
-            lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0)
-        )
+        shapes = jax.eval_shape(module.init, jax.random.key(0), np.zeros((1, *SHAPE)))
         params = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), shapes["params"])
         state_dicts[name] = state_dict(module, {"params": params, "stats": {}})
     return state_dicts
@@ -66,32 +63,19 @@ def with_model(config, **changes):
     return config
 
 
-def test_a_config_takes_a_file_or_a_mapping():
-    config = fl.base_config()
-    config.model.weights = {"resnet18": "file.pth"}
-    config.model.weights = "file.pth"
-    assert config.model.weights == "file.pth"
-
-
 def values(tree):
     return {x for leaf in jax.tree.leaves(tree) for x in np.unique(leaf).tolist()}
 
 
 def first_state(method, federation):
     rng = np.random.default_rng(0)
-    dataset = fl.Dataset(
-        "toy", rng.integers(0, 255, (40, *SHAPE), np.uint8), np.arange(40) % 4, ("a", "b", "c", "d")
-    )
-    partition = fl.make_partition(
-        "dirichlet", dataset, num_clients=4, seed=0, alpha=100.0, min_samples=2
-    )
-    simulation = fl.make_simulation(
-        method, federation, fl.make_federation_data(dataset, partition, federation)
-    )
-    state = simulation.init()
-    return state, {
-        b.name: simulation.read_clients(state, b.name, np.arange(2)) for b in federation.buckets
-    }
+    images = rng.integers(0, 255, (40, *SHAPE), np.uint8)
+    dataset = fl.Dataset("toy", images, np.arange(40) % 4, tuple("abcd"))
+    partition = fl.make_partition("iid", dataset, num_clients=4)
+    data = fl.make_federation_data(dataset, partition, federation)
+    simulation = fl.make_simulation(method, federation, data)
+    state, names = simulation.init(), [bucket.name for bucket in federation.buckets]
+    return state, {name: simulation.read_clients(state, name, np.arange(2)) for name in names}
 
 
 def test_every_client_starts_from_its_architectures_weights(arrays):
@@ -99,26 +83,23 @@ def test_every_client_starts_from_its_architectures_weights(arrays):
     _, clients = first_state(fl.local(TRAINING), federation)
     _, random = first_state(fl.local(TRAINING), federation_of())
     assert values(clients["mlp_wide"]["params"]["base"]) == {2}
-    heads = (state["mlp_wide"]["params"]["head"] for state in (clients, random))
-    jax.tree.map(np.testing.assert_array_equal, *heads)
-    jax.tree.map(np.testing.assert_array_equal, clients["mlp_narrow"], random["mlp_narrow"])
+    check_equal(*(state["mlp_wide"]["params"]["head"] for state in (clients, random)))
+    check_equal(clients["mlp_narrow"], random["mlp_narrow"])
     both = fl.with_weights(federation, arrays, head=True)
     _, clients = first_state(fl.local(TRAINING), both)
     assert values(clients["mlp_wide"]) == {2} and values(clients["mlp_narrow"]) == {1}
 
 
 def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
-    with pytest.warns(
-        UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True"
-    ) as caught:
+    message = "mlp_narrow, mlp_wide have heads, .*: give head=True"
+    with pytest.warns(UserWarning, match=message) as caught:
         federation = fl.with_weights(federation_of(), arrays)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert federation == fl.with_weights(federation_of(), arrays, head=False)
     fl.with_weights(federation_of(), arrays, head=True)
-    bases = {
-        model: {k: v for k, v in tree.items() if "/head/" not in k}
-        for model, tree in arrays.items()
-    }
+    bases = {}
+    for model, tree in arrays.items():
+        bases[model] = {k: v for k, v in tree.items() if "/head/" not in k}
     fl.with_weights(federation_of(), bases)
     assert not recwarn.list
 
@@ -126,20 +107,18 @@ def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
 def test_servers_and_auxiliary_models_start_from_them_too(arrays):
     modules = {"mlp_wide": model_group("mlp2", 4, SHAPE)["mlp_wide"]}
     alone = fl.make_federation(modules, SHAPE, 4, num_clients=4)
-    state, _ = first_state(
-        fl.fedavg(TRAINING), fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True)
-    )
+    weighted = fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True)
+    state, _ = first_state(fl.fedavg(TRAINING), weighted)
     assert values(state.server) == {2}
-    state, clients = first_state(
-        fl.fml(TRAINING), fl.with_weights(federation_of(), arrays, head=True)
-    )
+    both = fl.with_weights(federation_of(), arrays, head=True)
+    state, clients = first_state(fl.fml(TRAINING), both)
     # the smaller one
     assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}
     wide = federation_of(shared=model_group("mlp2", 4, SHAPE)["mlp_wide"])
     for weights in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
         state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, weights, head=True))
         assert values(state.server) == {2} == values(clients["mlp_narrow"]["shared"])
-    state, _ = first_state(fl.fedgh(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
+    state, _ = first_state(fl.fedgh(TRAINING), both)
     assert values(state.server) == {1}  # as client 0 starts
 
 
@@ -164,43 +143,32 @@ def test_wrong_weights_are_one_line(arrays, tmp_path):
     save_safetensors(wide, arrays["mlp_wide"])
     np.savez(narrow, **arrays["mlp_narrow"])
     for weights, message in (
-        (
-            {"mlp_narrow": wide},
-            rf"^{wide}: these do not fit mlp_narrow: .*has shape",
-        ),
+        ({"mlp_narrow": wide}, rf"^{wide}: these do not fit mlp_narrow: .*has shape"),
         (wide, r"these do not fit mlp_narrow: "),
         ({"mlp": wide}, r"^weights: unknown architecture 'mlp'.*mlp_narrow"),
-        (
-            {"mlp_wide": {"a": np.ones(2)}},
-            r"^the weights of mlp_wide: these do not fit mlp_wide: the state dict has a,",
-        ),
+        ({"mlp_wide": {"a": np.ones(2)}}, r"^the weights of mlp_wide: these do not fit mlp_wide"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             fl.with_weights(federation_of(), weights)
         assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
         fl.with_weights(federation_of(), {"mlp_wide": tmp_path / "none.pth"})
-    sliced = fl.make_sliced_federation(
-        fl.sliced_network("conv4_quarter", 4, (16, 16, 1)), [1.0], (16, 16, 1), 4
-    )
+    network = fl.sliced_network("conv4_quarter", 4, (16, 16, 1))
+    sliced = fl.make_sliced_federation(network, [1.0], (16, 16, 1), 4)
     with pytest.raises(ValueError, match="slices of one network take no weights"):
         fl.with_weights(sliced, {})
 
 
 def test_fields_are_checked(config, tmp_path, arrays):
     save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
+    sliced = {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"}
+    unknown = {"weights": {"narrow": str(tmp_path / "wide.safetensors")}}
     for changes, message in (
         ({"weights": 3}, r"^model\.weights is 3; it must be text or a dict, name -> text$"),
         ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or a dict"),
-        (
-            {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"},
-            r"^model\.weights is 'x\.pth'; with model\.rates it must be ''",
-        ),
+        (sliced, r"^model\.weights is 'x\.pth'; with model\.rates it must be ''"),
         ({"weights": {"mlp_wide": "none.pth"}}, r"^no weights at none\.pth$"),
-        (
-            {"weights": {"narrow": str(tmp_path / "wide.safetensors")}},
-            r"unknown architecture 'narrow'",
-        ),
+        (unknown, r"unknown architecture 'narrow'"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             plan(with_model(config, **changes))
@@ -219,11 +187,7 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     state = simulation.init()
     began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
     for row in (0, 1):
-        jax.tree.map(
-            lambda a, b, row=row: np.testing.assert_array_equal(a[row], b),
-            began["params"],
-            trained["params"],
-        )
+        check_equal(jax.tree.map(lambda x, row=row: x[row], began["params"]), trained["params"])
     before, after = run.simulation.evaluate(run.state), simulation.evaluate(state)
     assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
     assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
@@ -236,9 +200,8 @@ def test_an_exported_head_starts_on_its_classes_alone(tmp_path):
     weights = {federation.buckets[0].name: str(file)}
     fl.with_weights(federation, weights, head=True, class_names=("a", "b", "c", "d"))
     fl.with_weights(federation, weights, head=False, class_names=("b", "a", "c", "d"))
-    with pytest.raises(
-        ValueError, match=r"head are a, b, c, d, the data's classes b, a, c, d; put"
-    ):
+    message = r"head are a, b, c, d, the data's classes b, a, c, d; put"
+    with pytest.raises(ValueError, match=message):
         fl.with_weights(federation, weights, head=True, class_names=("b", "a", "c", "d"))
 
 
@@ -250,19 +213,14 @@ def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
     form = jax.eval_shape(lambda key: fl.init_variables(bucket, key), jax.random.key(0))["params"]
     params = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), form)
     export({"params": params, "stats": {}}, file, bucket)
-    merged = own_variables(load_state_dict(file))
+    merged = load_state_dict(file).items()
+    merged = unflatten_dict({tuple(path.split("/")): x for path, x in merged})
     x = np.ones((2, *SHAPE), np.float32)
     variables = {"params": params, "frozen": bucket.weights["frozen"]}
-    np.testing.assert_allclose(
-        fl.mlp(4, (3, 2)).apply(merged, x), module.apply(variables, x), rtol=1e-5, atol=1e-5
-    )
+    expected = module.apply(variables, x)
+    np.testing.assert_allclose(fl.mlp(4, (3, 2)).apply(merged, x), expected, rtol=1e-5, atol=1e-5)
     export({"params": params, "stats": {}}, tmp_path / "client.npz", bucket)
     assert load_state_dict(tmp_path / "client.npz").keys() >= {"params/base/fc1/lora_a"}
-
-
-def own_variables(arrays):
-    """The variables of a model by the paths of its arrays."""
-    return unflatten_dict({tuple(path.split("/")): x for path, x in arrays.items()})
 
 
 def test_other_exports_are_refused():
@@ -282,9 +240,8 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
     train_and_evaluate(weighted, workdir)
     assert set(read_folder(workdir).notes["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
-    with pytest.raises(
-        ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
-    ):
+    message = rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
+    with pytest.raises(ValueError, match=message):
         train_and_evaluate(weighted, workdir)
     file.unlink()
     weighted.rounds = 2
@@ -298,7 +255,6 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
         train_and_evaluate(weighted, workdir)
     file.unlink()
     weighted.entries = ("fedproto",)  # begins now
-    with pytest.raises(
-        ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"
-    ):
+    line = rf"^no weights at {file}, which fedproto starts from at round 0"
+    with pytest.raises(ValueError, match=line):
         train_and_evaluate(weighted, workdir)
