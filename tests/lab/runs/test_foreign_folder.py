@@ -149,6 +149,10 @@ CONFIGS = {
         c["run"].pop("data"),
         c["dataset"].update(name="fashion_mnist_10k", public="csv:mine.csv"),
     ),
+    "no checksum of what it names, resnet4:x.npz; .* --trust": lambda c: (
+        c["run"].pop("data"),
+        c["dataset"].update(name="fashion_mnist_10k", backbone="resnet4:x.npz"),
+    ),
     "no checksum of what it names, data.npz; .*": lambda c: c["model"].update(weights="data.npz"),
     "of what it names, data.npz": lambda c: c["devices_profile"].update(csv="data.npz"),
     r"run\.weights is \[\]": lambda c: c["run"].update(weights=[]),

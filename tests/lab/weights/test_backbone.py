@@ -12,6 +12,7 @@ from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.weights import backbone
 from fedjax_ht.lab.weights.start import own_names
 from fedjax_ht.models.convnets import resnet
+from tests.hugging_face import write_folder
 
 RNG = np.random.default_rng(0)
 
@@ -202,3 +203,13 @@ def test_efficientnet_of_its_package():
     module, variables = fl.load_backbone("efficientnet_lite0", (32, 32, 1))
     numbers = sum(x.size for x in jax.tree.leaves(variables["params"]))
     assert numbers == 3_371_008 and module.base.feature_dim == 1280
+
+
+def test_a_folder_of_hugging_face(config, tmp_path):
+    pytest.importorskip("safetensors")
+    config.dataset.image_size = 4
+    config.dataset.backbone = write_folder(tmp_path / "vit", "vit")
+    assert plan(config).dataset.input_shape == (8,)
+    config.dataset.backbone = f"hf:{tmp_path}/none"
+    with pytest.raises(FileNotFoundError, match=r"none': there is no file .*model\.safetensors"):
+        plan(config)
