@@ -92,8 +92,10 @@ def agnostic(
             models.append(select(weights.any(), mean, old))
         losses = {name: r._replace(uplink=r.uplink.loss) for name, r in received.items()}
         heard = gather_received(losses)
+        counted = client_weights(heard) > 0
         raised = shares[heard.info.id] + rate * heard.uplink
-        shares = onto_simplex(set_rows(shares, heard, raised, client_weights(heard) > 0))
+        new = onto_simplex(set_rows(shares, heard, raised, counted))
+        shares = select(counted.any(), new, shares)  # else rounded anew
         return Server(models, shares), {"largest_share": shares.max()}
 
     return Method(

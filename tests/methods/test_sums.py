@@ -39,6 +39,7 @@ UPLOADS = (  # servers that read each
     "raflora",
     "flora",
     "fedamp",
+    "agnostic",
 )
 SUMS = [name for name in METHODS if name not in UPLOADS]
 VARIANTS = [  # whose weights or masks are others
