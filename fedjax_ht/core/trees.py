@@ -71,3 +71,14 @@ def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree])
 def select(condition: Bool[HostNumber, ""], yes: PyTree, no: PyTree) -> PyTree:
     """Selects `yes` if a scalar condition holds, else `no`, leaf by leaf, including typed keys."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def strongly_typed(tree: PyTree) -> PyTree:
+    """Fixes the dtypes of arrays inside a trace. Those of `jnp.full(3, 0.5)` are weak, and a round
+    that takes such a state and returns another would be compiled twice."""
+
+    def fixed(x):
+        x = jnp.asarray(x)
+        return jax.lax.convert_element_type(x, x.dtype) if x.weak_type else x
+
+    return jax.tree.map(fixed, tree)

@@ -42,7 +42,7 @@ from fedjax_ht.core.message_forms import keeps_state, uplink_forms
 from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.round import Channel, bucket_round
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import PyTree, strongly_typed
 from fedjax_ht.metrics.flops import bucket_work
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import ClientStore, device_store, no_store
@@ -279,7 +279,7 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
         def first_state(client_id):
             key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
             ctx = Context(key, jnp.int32(0), None, federation=federation)
-            return method.at(settings).init_client(weighted, ctx)
+            return strongly_typed(method.at(settings).init_client(weighted, ctx))
 
         return lax.map(first_state, client_ids)
 
@@ -337,7 +337,8 @@ def first_server(method: Method, federation: Federation) -> Callable:
 
     def init(seed, settings, weights):
         key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
-        return method.at(settings).init_server(put_all_weights(federation, weights), key)
+        weighted = put_all_weights(federation, weights)
+        return strongly_typed(method.at(settings).init_server(weighted, key))
 
     return compiled(init)
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -21,7 +22,7 @@ from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.options import Attack
 from tests.federations import federation_data, federation_for, identical, samples
-from tests.standard import simulation_of
+from tests.standard import method_of, simulation_of
 
 OPTIONS = SimulationOptions(devices=1, lanes=1)
 
@@ -157,3 +158,17 @@ def test_programs_go_before_the_memory_maps_are_too_many(monkeypatch, first):
     assert made(method(rate=0.2)) > kept
     monkeypatch.setattr(engine, "MOST_MAPS", 0)
     assert made(method()) == kept
+
+
+def test_a_state_of_weak_types_compiles_a_round_once(compiled):
+    """jnp.full(3, 0.5) has one, and what a server makes of it has none."""
+    federation = federation_for("local")
+    weak = method_of("local")._replace(
+        init_server=lambda federation, key: jnp.full(3, 0.5),
+        server_update=lambda federation, server, received, ctx: (server + jnp.ones(3), {}),
+    )
+    sim = make_simulation(weak, federation, federation_data(federation), OPTIONS)
+    state, _ = sim.run_round(sim.init())
+    compiled.clear()
+    sim.run_round(state)
+    assert not compiled
