@@ -212,7 +212,9 @@ def _mean_column(key: str) -> Column:
 
     def write(_: str, of: Scored) -> str | None:
         known = values(of.tops, key)
-        return Score(key).text(np.mean(known)) if known and len(known) == len(of.tops) else None
+        return (
+            Score(key).text(float(np.mean(known))) if known and len(known) == len(of.tops) else None
+        )
 
     return write
 
