@@ -212,9 +212,9 @@ def _mean_column(key: str) -> Column:
 
     def write(_: str, of: Scored) -> str | None:
         known = values(of.tops, key)
-        return (
-            Score(key).text(float(np.mean(known))) if known and len(known) == len(of.tops) else None
-        )
+        if not known or len(known) < len(of.tops):
+            return None
+        return Score(key).text(float(np.mean(known)))
 
     return write
 
