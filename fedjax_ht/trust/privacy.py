@@ -118,6 +118,8 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         uplink = _clip_update(uplink, untrained, privacy.clip)
         if privacy.unit == "upload":
             uplink = _add_noise(uplink, privacy.clip * privacy.noise, key)
+        # A result with metrics that are not finite would not arrive, and absence tells.
+        metrics = {name: jnp.where(jnp.isfinite(x), x, 0) for name, x in metrics.items()}
         return select(finite, new, client), uplink, metrics
 
     def server_update(federation, server, received: dict[str, Received], ctx):
