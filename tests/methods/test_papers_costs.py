@@ -42,7 +42,7 @@ def case(row):
     return pytest.param(*row, marks=pytest.mark.slow if is_slow else ())
 
 
-@pytest.mark.parametrize("name, options, up, down", map(case, TABLE))
+@pytest.mark.parametrize("name, options, up, down", list(map(case, TABLE)))
 def test_costs(name, options, up, down):
     reports = wire_table.reports(METHODS[name](wire_table.TRAINING, **options))
     assert tuple(r.uplink.payload_elements for r in reports) == up
