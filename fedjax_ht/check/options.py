@@ -48,6 +48,7 @@ NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
 FLOAT = float(np.finfo(np.float32).max)
+TINY = float(np.finfo(np.float32).tiny)  # compiled code takes what is below for 0
 
 
 class SearchRange(NamedTuple):
@@ -220,10 +221,13 @@ def _tuple_allows(arguments: tuple, within: Within | None, values: list) -> bool
 
 
 def number_fits(value: Any, kind: type, within: Within | None) -> bool:
-    """Returns whether a value is a number of this kind, int or float, within its bounds."""
+    """Returns whether a value is a number of this kind, int or float, within its bounds. One that
+    float32 rounds to 0 counts as 0."""
     number, (least, most, above, below) = scalar(value), limits(kind, within)
     if number is None or (kind is int and not isinstance(number, int)):
         return False
+    if abs(number) < TINY:
+        number = 0
     return least <= number <= most and above < number < below
 
 

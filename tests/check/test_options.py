@@ -60,6 +60,7 @@ GOOD = [
     (0, Whole),
     (MAX_SEED, Seed),
     (FLOAT, Positive),
+    (1.2e-38, Positive),
     (-3, int),
     (-3.5, float),
     (True, bool),
@@ -98,6 +99,7 @@ BAD = [  # value, annotation, what it must be, or the line where the value is sh
     (np.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
     (jnp.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
     (0, Positive, "a number above 0"),
+    (5e-324, Positive, "a number above 0"),  # 0 in float32
     (-1, NonNegative, "a number of at least 0"),
     (0.0, Part, "a number above 0 and at most 1"),
     (1, Rest, "a number of at least 0 and below 1"),
