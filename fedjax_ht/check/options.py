@@ -226,7 +226,7 @@ def number_fits(value: Any, kind: type, within: Within | None) -> bool:
     number, (least, most, above, below) = scalar(value), limits(kind, within)
     if number is None or (kind is int and not isinstance(number, int)):
         return False
-    if abs(number) < TINY:
+    if 0 < number < TINY:
         number = 0
     return least <= number <= most and above < number < below
 
