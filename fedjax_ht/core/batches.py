@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, zeros_of
 
 
 class Batch(NamedTuple):
@@ -101,18 +101,31 @@ def sum_by_class(
       batch_size: samples per forward pass; None takes `forward_batch()`.
       split: key of `data.splits`.
     """
-    source, batch_size = data.splits[split], batch_size or forward_batch()
 
-    def rows(i):
-        batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)
-        return extract(batch.x, batch.mask), batch
+    def of_batch(batch: Batch) -> ClassSums:
+        return class_sums(extract(batch.x, batch.mask), batch, num_classes)
 
-    def body(i, sums):
-        return add_trees(sums, class_sums(*rows(i), num_classes))
+    return sum_batches(of_batch, data, data.splits[split], batch_size or forward_batch())
 
-    width = jax.eval_shape(rows, jnp.int32(0))[0].shape[-1]
-    batches = (source.count + batch_size - 1) // batch_size
-    return lax.fori_loop(0, batches, body, no_class_sums(num_classes, width))
+
+def sum_batches(
+    of_batch: Callable[[Batch], PyTree], data: Data, split: Split, batch_size: int
+) -> PyTree:
+    """Sums a function of batches over a split, in stored order; zeros without samples.
+
+    Args:
+      of_batch: (batch) -> pytree of arrays; masked samples are its own to leave out.
+      data: the data that the split indexes.
+      split: the samples.
+      batch_size: samples of a batch; the last one is filled up, and masked.
+    """
+
+    def term(i):
+        return of_batch(take_batch(data, split.indices, split.count, i * batch_size, batch_size))
+
+    zeros = zeros_of(jax.eval_shape(term, jnp.int32(0)))
+    batches = (split.count + batch_size - 1) // batch_size
+    return lax.fori_loop(0, batches, lambda i, total: add_trees(total, term(i)), zeros)
 
 
 def no_class_sums(num_classes: int, width: int) -> ClassSums:

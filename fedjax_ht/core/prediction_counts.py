@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
-from fedjax_ht.core.batches import add_trees, take_batch
+from fedjax_ht.core.batches import Batch, sum_batches, take_batch
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.task import CLASSIFICATION, Task
-from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, zeros_of
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
 class Scores(NamedTuple):
@@ -55,22 +55,23 @@ def score(
       by_class_of: the rule whose predictions are counted by class, too; None counts none.
       auc: True computes the AUC of this rule, too; it keeps the scores of all samples meanwhile.
     """
+
+    def by_rule(batch: Batch):
+        return predict(batch.x, batch.mask) or {}
+
+    if (sums_of := task.sums) is not None:
+
+        def sums(batch: Batch):
+            outputs = by_rule(batch)
+            return {rule: sums_of(s, batch.y, batch.mask) for rule, s in outputs.items()}
+
+        return Scores({}, split.count, sums=sum_batches(sums, data, split, batch_size))
+
     batches = (split.count + batch_size - 1) // batch_size
 
     def scored(i):
         batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
-        return predict(batch.x, batch.mask) or {}, batch
-
-    if (sums_of := task.sums) is not None:
-
-        def sums(i):
-            outputs, batch = scored(i)
-            return {rule: sums_of(s, batch.y, batch.mask) for rule, s in outputs.items()}
-
-        form = jax.eval_shape(sums, jnp.int32(0))
-        zeros = zeros_of(form)
-        total = lax.fori_loop(0, batches, lambda i, so_far: add_trees(so_far, sums(i)), zeros)
-        return Scores({}, split.count, sums=total)
+        return by_rule(batch), batch
 
     def body(i, counts):
         correct, by_class, kept = counts

@@ -11,13 +11,12 @@ from typing import Any
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Bool, Float
 
-from fedjax_ht.core.batches import take_batch
+from fedjax_ht.core.batches import Batch, sum_batches
 from fedjax_ht.core.bucket import Bucket, frozen_collection
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.trees import Array, PyTree, zeros_of
+from fedjax_ht.core.trees import Array, PyTree
 
 
 def norm_moments(
@@ -53,17 +52,11 @@ def collect_statistics(
       The statistics as `bucket.features` takes them; {} where no norm is "static_batch".
     """
 
-    def moments(i):
-        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
+    def moments(batch: Batch) -> PyTree:
         return norm_moments(bucket, params, batch.x, batch.mask)[1]
 
-    def add(i, sums):
-        return jax.tree.map(jnp.add, sums, moments(i))
-
+    total = sum_batches(moments, data, split, batch_size)
     batches = (split.count + batch_size - 1) // batch_size
-    forms = jax.eval_shape(moments, jnp.int32(0))
-    zeros = zeros_of(forms)
-    total = lax.fori_loop(0, batches, add, zeros)
     means = jax.tree.map(lambda x: x / jnp.maximum(batches, 1), total)
     named = {}
     sown: dict[tuple, Any] = flax.traverse_util.flatten_dict(means)

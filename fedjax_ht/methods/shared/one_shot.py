@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from fedjax_ht.core.batches import add_trees, forward_batch, take_batch
+from fedjax_ht.core.batches import Batch, add_trees, forward_batch, sum_batches
 from fedjax_ht.core.bucket import Bucket, init_variables, model_form, own_features
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
@@ -117,21 +116,18 @@ def symmetric(triangle: jax.Array, width: int) -> jax.Array:
 
 def client_moments(bucket: Bucket, client: PyTree, data: Data, counted: bool) -> Moments:
     """Sums a client's features over its training samples, in evaluation mode."""
-    source, size = data.splits["train"], forward_batch()
 
-    def add(i, sums):
-        batch = take_batch(data, source.indices, source.count, i * size, size)
+    def of_batch(batch: Batch):
         rows = own_features(bucket, client, batch.x, batch.mask)
         # A padded row may hold anything; zero times NaN would still be NaN.
         rows = jnp.where(batch.mask[:, None], rows, 0)
         labels = jax.nn.one_hot(batch.y, bucket.num_classes) * batch.mask[:, None]
         second = jnp.matmul(rows.T, rows, precision="highest")
         by_class = jnp.matmul(labels.T, rows, precision="highest")
-        return add_trees(sums, (second, by_class, labels.sum(0)))
+        return second, by_class, labels.sum(0)
 
-    c, k = bucket.num_classes, bucket.feature_dim
-    nothing = jnp.zeros((k, k)), jnp.zeros((c, k)), jnp.zeros(c)
-    second, by_class, counts = lax.fori_loop(0, (source.count + size - 1) // size, add, nothing)
+    sums = sum_batches(of_batch, data, data.splits["train"], forward_batch())
+    second, by_class, counts = sums
     return Moments(upper_triangle(second), by_class, counts if counted else ())
 
 

@@ -5,9 +5,8 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fedjax_ht.core.batches import Batch, forward_batch, take_batch
+from fedjax_ht.core.batches import Batch, forward_batch, sum_batches
 from fedjax_ht.core.bucket import Bucket, features, head_scores, logits
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn, TrainingResult, train
@@ -135,12 +134,11 @@ def train_model(
 def own_loss(bucket: Bucket, client: PyTree, data: Data) -> jax.Array:
     """Computes the mean loss of a client's model on its training samples, in evaluation mode; 0
     without samples."""
-    source, size = data.splits["train"], forward_batch()
 
-    def add(i, total):
-        batch = take_batch(data, source.indices, source.count, i * size, size)
+    def of_batch(batch: Batch) -> jax.Array:
         scores = head_scores(bucket, client, batch.x, batch.mask)
-        return total + bucket.task.loss(scores, batch.y, batch.mask) * batch.mask.sum()
+        return bucket.task.loss(scores, batch.y, batch.mask) * batch.mask.sum()
 
-    total = lax.fori_loop(0, (source.count + size - 1) // size, add, jnp.float32(0))
+    source = data.splits["train"]
+    total = sum_batches(of_batch, data, source, forward_batch())
     return total / jnp.maximum(source.count, 1)
