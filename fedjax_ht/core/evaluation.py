@@ -30,6 +30,11 @@ NormStatistics = Literal["batch", "training"]
 samples of a pass, or those of all clients' training samples (`core.statistics`)."""
 
 
+FurtherRules = Callable[[Callable, Data, int], Callable]
+"""((x, mask) -> features [B, K], the client's data, number of classes C) -> the function (x, mask)
+-> {rule: scores [B, C]}, see `Scoring.further_rules`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Scoring:
     """Options of an evaluation: the scored state of clients, and its forward passes.
@@ -45,7 +50,7 @@ class Scoring:
       train: Whether to report the accuracy on training samples as well (train_accuracy).
       auc: Whether to report the area under the ROC curve on test sets as well (auc).
       neighbours: Number of a client's nearest training samples that classify its test samples, in
-        two more rules, see `core.neighbours`. 0: none.
+        two more rules, see `metrics.neighbours`. 0: none.
       adapt_epochs: Epochs of its own training, by the method, that a client takes after the newest
         downlink and before it is scored; the result is not kept. 0: none.
       global_statistics: Statistics of static_batch norms in the server's model: of the pass, or of
@@ -173,7 +178,7 @@ def score_splits(
     batch_size: int,
     *,
     auc: bool = False,
-    neighbours: int | None = None,
+    further: FurtherRules | None = None,
 ) -> dict[str, Scores]:
     """Scores one client on its own sets; by class on its test set, by the reported rule.
 
@@ -184,17 +189,15 @@ def score_splits(
       requested: name of a set -> bool scalar; a set that is not requested counts as empty.
       batch_size: samples a call.
       auc: True computes the AUC on the test set, too, by the reported rule.
-      neighbours: k of `core.neighbours`, whose rules then score the test set, too.
+      further: rules beside the method's own, by which the test set is scored, too.
     """
     predict, scores = functools.partial(method.predict, bucket, client, downlink), {}
     predictors: dict[str, Callable] = dict.fromkeys(requested, predict)
-    if neighbours is not None and "test" in requested:
-        from fedjax_ht.core.neighbours import neighbour_rules
-
+    if further is not None and "test" in requested:
         assert method.view.features is not None  # a simulation refuses such a method
-        own = functools.partial(method.view.features, bucket, client)
-        further = neighbour_rules(own, data, bucket.num_classes, neighbours)
-        predictors["test"] = lambda x, mask: predict(x, mask) | further(x, mask)
+        of_client = functools.partial(method.view.features, bucket, client)
+        by_features = further(of_client, data, bucket.num_classes)
+        predictors["test"] = lambda x, mask: predict(x, mask) | by_features(x, mask)
     for name, is_requested in requested.items():
         split = data.splits[name]
         # Requests are traced: an empty set takes no turn of the loop over batches.
@@ -273,14 +276,14 @@ def client_evaluation(
     keeps: bool = True,
     *,
     auc: bool = False,
-    neighbours: int | None = None,
+    further: FurtherRules | None = None,
 ) -> Callable:
     """Makes the evaluation of one client.
 
     Args:
       method, federation, bucket, channel, keeps: arguments as for `make_scored_state`.
       batch_size: samples a call.
-      auc, neighbours: arguments as for `score_splits`.
+      auc, further: arguments as for `score_splits`.
 
     Returns:
       (client, Participant, RunServer, data, round, EvaluationRequest) -> {split: Scores}; a set
@@ -310,7 +313,7 @@ def client_evaluation(
             requested=request.splits,
             batch_size=batch_size,
             auc=auc,
-            neighbours=neighbours,
+            further=further,
         )
 
     return run

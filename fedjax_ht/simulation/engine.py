@@ -28,6 +28,7 @@ from fedjax_ht.core.compiling import (
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
 from fedjax_ht.core.evaluation import (
+    FurtherRules,
     Scoring,
     bucket_evaluation,
     client_evaluation,
@@ -160,7 +161,7 @@ def make_engine(
         buckets=buckets,
         # Only clients that keep nothing are scored where they train, and so by this size.
         train=part(training, ALL, *where, 0 if all(keeps) else batch_size),
-        score=part(scoring, _scored_by(wanted), *where, batch_size, wanted.auc, wanted.neighbours),
+        score=part(scoring, _scored_by(wanted), *where, batch_size, wanted.auc, _further(wanted)),
         first_server=part(first_server, FIRST_SERVER),
         serve=part(serving, ALL, options.robust, options.outlier_bound),
         score_global=part(
@@ -214,6 +215,14 @@ def _scored_by(scoring: Scoring) -> tuple[str, ...]:
     if scoring.neighbours is not None:
         return ALL
     return SCORES if scoring.adapt_epochs is None else ADAPTED
+
+
+def _further(scoring: Scoring) -> FurtherRules | None:
+    if scoring.neighbours is None:
+        return None
+    from fedjax_ht.metrics.neighbours import neighbour_rules
+
+    return functools.partial(neighbour_rules, scoring.neighbours)
 
 
 @functools.lru_cache(KEPT_PARTS)
@@ -321,12 +330,12 @@ def scoring(
     mesh: Mesh,
     size: int,
     auc: bool,
-    neighbours: int | None,
+    further: FurtherRules | None,
 ) -> Callable:
     """Returns `Engine.score`; `keeps` is that of each bucket."""
-    runs, further = {}, {"auc": auc, "neighbours": neighbours}
+    runs, beside = {}, {"auc": auc, "further": further}
     for bucket, keep in zip(federation.buckets, keeps):
-        score = client_evaluation(method, federation, bucket, channel, size, keep, **further)
+        score = client_evaluation(method, federation, bucket, channel, size, keep, **beside)
         runs[bucket.name] = bucket_evaluation(score)
     return buckets_on_mesh(runs, mesh, donate=False)
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.core.neighbours import neighbour_rules
 from fedjax_ht.core.samples import Data, Split
+from fedjax_ht.metrics.neighbours import neighbour_rules
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import federation_data, federation_for, to_device
@@ -25,7 +25,7 @@ def rules_of(count: int, k: int, rows=ROWS):
     indices = jnp.asarray(RNG.permutation(SAMPLES), jnp.int32)
     split = Split(indices, jnp.int32(count))
     data = Data(jnp.asarray(rows), jnp.asarray(LABELS), lambda x: x, {"train": split})
-    rules = neighbour_rules(lambda x, mask: x, data, CLASSES, k)
+    rules = neighbour_rules(k, lambda x, mask: x, data, CLASSES)
     return rules, np.asarray(indices)[:count]
 
 

@@ -15,33 +15,25 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Bool, Float
 
-from fedjax_ht.core.batches import class_means, class_sums, forward_batch, take_batch
+from fedjax_ht.core.batches import Batch, class_means, class_sums, forward_batch, take_batch
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree
-
-
-def squared_distances(
-    rows: Float[Array, "B K"], others: Float[Array, "N K"]
-) -> Float[Array, "B N"]:
-    """Computes |x - y|^2 for all pairs of rows."""
-    products = jnp.matmul(rows, others.T, precision="highest")
-    squares = jnp.sum(rows**2, 1)[:, None] + jnp.sum(others**2, 1) - 2 * products
-    return jnp.maximum(squares, 0)
+from fedjax_ht.ops import squared_distance
 
 
 def neighbour_rules(
+    neighbours: int,
     features: Callable[[PyTree, Bool[Array, " B"]], Float[Array, "B K"]],
     data: Data,
     num_classes: int,
-    neighbours: int,
 ) -> Callable[[PyTree, Bool[Array, " B"]], dict[str, Float[Array, "B C"]]]:
     """Makes the function (x, mask) -> {rule: scores} of the two rules.
 
     Args:
+      neighbours: k.
       features: (x, mask) -> the features in which the client compares samples.
       data: the client's view of the data; the features of its training samples are kept meanwhile.
       num_classes: C.
-      neighbours: k.
     """
     own, size = data.splits["train"], forward_batch()
     places = own.indices.shape[0]
@@ -49,20 +41,20 @@ def neighbour_rules(
 
     def of_batch(start):
         batch = take_batch(data, own.indices, own.count, start, size)
-        rows = jnp.where(batch.mask[:, None], features(batch.x, batch.mask), 0)
-        return rows, class_sums(rows, batch, num_classes)
+        return features(batch.x, batch.mask)
 
-    rows, sums = lax.map(of_batch, jnp.arange(0, places, size))
+    rows = lax.map(of_batch, jnp.arange(0, places, size))
     rows = rows.reshape(-1, rows.shape[-1])[:places]
-    sums = jax.tree.map(lambda x: x.sum(0), sums)
-    means, labels = class_means(sums), data.labels[own.indices]
+    labels, real = data.labels[own.indices], jnp.arange(places) < own.count
+    rows = jnp.where(real[:, None], rows, 0)
+    sums = class_sums(rows, Batch((), labels, real), num_classes)
+    means = class_means(sums)
 
     def scores(x: PyTree, mask: Bool[Array, " B"]) -> dict[str, Float[Array, "B C"]]:
-        asked = features(x, mask)
-        nearest_mean = jnp.where(sums.counts > 0, -squared_distances(asked, means), -jnp.inf)
-        apart = -squared_distances(asked, rows) / rows.shape[-1]
-        apart = jnp.where(jnp.arange(places) < own.count, apart, -jnp.inf)
-        nearness, which = lax.top_k(apart, k)
+        queries = features(x, mask)
+        nearest_mean = jnp.where(sums.counts > 0, -squared_distance(queries, means), -jnp.inf)
+        exponents = -squared_distance(queries, rows) / rows.shape[-1]
+        nearness, which = lax.top_k(jnp.where(real, exponents, -jnp.inf), k)
         # Far from all samples every exp(-d^2 / K) is 0; shares of their sum are not.
         shares = jax.nn.softmax(nearness, -1)
         of_class = jax.nn.one_hot(labels[which], num_classes)
