@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.check.options import Positive, SearchRange, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import PyTree, select
@@ -85,17 +84,14 @@ def agnostic(
         return client, Uplink(client["params"], loss), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        models, shares = [], server.shares
+        models, raised = [], server.shares
         for uploads, old in zip(joined(federation, received), server.models):
-            weights = client_weights(uploads) * shares[uploads.info.id]
-            mean = weighted_mean(uploads.uplink.params, weights)
-            models.append(select(weights.any(), mean, old))
-        losses = {name: r._replace(uplink=r.uplink.loss) for name, r in received.items()}
-        heard = gather_received(losses)
-        counted = client_weights(heard) > 0
-        raised = shares[heard.info.id] + rate * heard.uplink
-        new = onto_simplex(set_rows(shares, heard, raised, counted))
-        shares = select(counted.any(), new, shares)  # else rounded anew
+            counted, own = client_weights(uploads), server.shares[uploads.info.id]
+            mean = weighted_mean(uploads.uplink.params, counted * own)
+            models.append(select((counted * own).any(), mean, old))
+            raised = set_rows(raised, uploads, own + rate * uploads.uplink.loss, counted > 0)
+        moved = (raised != server.shares).any()
+        shares = select(moved, onto_simplex(raised), server.shares)  # else rounded anew
         return Server(models, shares), {"largest_share": shares.max()}
 
     return Method(
