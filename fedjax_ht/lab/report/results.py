@@ -146,21 +146,16 @@ def scored(runs: Runs, target: float = math.nan, of_target: Score = ACCURACY) ->
     )
 
 
-def _percent(rows: Sequence[Row], key: str) -> str | None:
-    """Formats a mean of shares; None unless there are rows, and all of them have it."""
-    return ACCURACY.of_trials(rows, key) if rows and all(key in row for row in rows) else None
+def _mean(rows: Sequence[Row], key: str, score: Score = ACCURACY) -> str | None:
+    """Formats a mean, of shares or of another score; None unless there are rows, and all of them
+    have it."""
+    return score.of_trials(rows, key) if rows and all(key in row for row in rows) else None
 
 
 def _validated(score: Score, of: Scored) -> str | None:
     if not of.validated:
         return None
     return f"{score.of_trials(of.validated)} (round {document.rounds_of(of.validated)})"
-
-
-def _of_new(score: Score, of: Scored) -> str | None:
-    key = f"{NEW}{score.key}"
-    is_known = of.tops and all(key in row for row in of.tops)
-    return score.of_trials(of.tops, key) if is_known else None
 
 
 def _seconds(key: str) -> Column:
@@ -188,13 +183,13 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
         f"{score.name}{unit}": lambda _, of: score.of_trials(of.tops),
         **{NAMES.get(x, x) + Score(x).unit: _mean_column(x) for x in others},
         f"by validation{unit}": lambda _, of: _validated(score, of),
-        "new clients": lambda _, of: _of_new(score, of),
-        "participants %": lambda _, of: _percent(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
-        "server's model %": lambda _, of: _percent(tops_of(of.runs, GLOBAL), GLOBAL),
+        "new clients": lambda _, of: _mean(of.tops, NEW + score.key, score),
+        "participants %": lambda _, of: _mean(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
+        "server's model %": lambda _, of: _mean(tops_of(of.runs, GLOBAL), GLOBAL),
         "± clients": lambda _, of: score.of_trials(of.tops, f"{score.key}_std", spread=False),
-        "weighted %": lambda _, of: _percent(of.tops, "accuracy_weighted"),
-        "macro F1 %": lambda _, of: _percent(of.tops, MACRO_F1),
-        "AUC %": lambda _, of: _percent(of.tops, AUC),
+        "weighted %": lambda _, of: _mean(of.tops, "accuracy_weighted"),
+        "macro F1 %": lambda _, of: _mean(of.tops, MACRO_F1),
+        "AUC %": lambda _, of: _mean(of.tops, AUC),
         "best round": lambda _, of: document.rounds_of(of.tops) or "-",
         f"last{unit}": lambda _, of: score.of_trials(of.lasts),
         "worst 10 %": lambda _, of: score.of_trials(of.tops, f"{score.key}_worst10"),
