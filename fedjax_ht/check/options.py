@@ -221,13 +221,10 @@ def _tuple_allows(arguments: tuple, within: Within | None, values: list) -> bool
 
 
 def number_fits(value: Any, kind: type, within: Within | None) -> bool:
-    """Returns whether a value is a number of this kind, int or float, within its bounds. One that
-    float32 rounds to 0 counts as 0."""
+    """Returns whether a value is a number of this kind, int or float, within its bounds."""
     number, (least, most, above, below) = scalar(value), limits(kind, within)
     if number is None or (kind is int and not isinstance(number, int)):
         return False
-    if 0 < number < TINY:
-        number = 0
     return least <= number <= most and above < number < below
 
 
@@ -240,6 +237,8 @@ def limits(kind: type, within: Within | None) -> Limits:
     for name, bound in (within or Within())._asdict().items():
         if bound is not None:
             stated[name] = bound
+    if kind is float and stated.get("above") == 0:
+        widest = widest._replace(least=TINY)
     return widest._replace(**stated)
 
 
