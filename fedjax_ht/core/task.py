@@ -137,10 +137,8 @@ def multi_label(num_labels: int) -> Task:
       all labels right. "map" is the mean over labels that some sample has of the average precision
       sum_n (R_n - R_{n-1}) P_n, of precision and recall at the edges of 512 bins of the logits.
     """
-    bins, fine = (
-        512,
-        46,
-    )  # bins of asinh(8 z): 0.003 wide at z = 0, 0.35 at 16, where the last begins
+    # Of asinh(8 z): bins are 0.003 wide at z = 0, and 0.35 at 16, where the last one begins.
+    bins, per_unit = 512, 46
 
     def loss(outputs, targets, mask):
         errors = optax.sigmoid_binary_cross_entropy(outputs, targets.astype(outputs.dtype))
@@ -161,7 +159,7 @@ def multi_label(num_labels: int) -> Task:
         rows |= {"exact": jnp.all(said == true, -1) & mask}
         rows = jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
         # The average precision is no sum. That of binned scores is a function of counts, which are.
-        place = jnp.nan_to_num(fine * jnp.arcsinh(8 * outputs) + bins // 2)
+        place = jnp.nan_to_num(per_unit * jnp.arcsinh(8 * outputs) + bins // 2)
         place = jnp.clip(place, 0, bins - 1).astype(jnp.int32)
         at = (targets > 0).astype(jnp.int32), jnp.arange(num_labels), place
         counts = jnp.zeros((2, num_labels, bins), jnp.int32).at[at].add(known.astype(jnp.int32))

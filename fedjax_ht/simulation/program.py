@@ -257,9 +257,11 @@ def bind(
 
 def _require_classes(options: SimulationOptions, federation: Federation) -> None:
     """Refuses options of classes in a federation of another task."""
-    chosen: dict[str, Any] = {"scoring.auc": options.scoring.auc}
-    chosen["scoring.neighbours"] = options.scoring.neighbours
-    chosen["attack.kind 'label_flip'"] = options.attack.kind == "label_flip"
+    chosen = {
+        "scoring.auc": options.scoring.auc,
+        "scoring.neighbours": options.scoring.neighbours,
+        "attack.kind 'label_flip'": options.attack.kind == "label_flip",
+    }
     for name, is_on in chosen.items():
         if is_on and federation.task is not CLASSIFICATION:
             raise ValueError(f"{name} is for classes, not for {federation.task.name}; leave it out")
