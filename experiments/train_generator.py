@@ -79,7 +79,7 @@ def main(_) -> None:
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    enable_compilation_cache(least_seconds=0.0)
+    enable_compilation_cache()
     if _MINUTES.value > 0:
         state = trained(recipe, pictures, state, log)
     if _OUT.value:

@@ -301,7 +301,8 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
     )
     # As those of `core.compiling.on_mesh`, so that both are arguments of one program.
     sharded = NamedSharding(mesh, SHARDED)
-    return jax.jit(run, out_shardings=sharded, compiler_options=compiler_options(platform_of(mesh)))
+    options = compiler_options(platform_of(mesh), quick=True)
+    return jax.jit(run, out_shardings=sharded, compiler_options=options)
 
 
 def training(
@@ -349,7 +350,7 @@ def first_server(method: Method, federation: Federation) -> Callable:
         weighted = put_all_weights(federation, weights)
         return strongly_typed(method.at(settings).init_server(weighted, key))
 
-    return compiled(init)
+    return compiled(init, quick=True)
 
 
 def serving(

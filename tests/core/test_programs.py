@@ -11,6 +11,7 @@ from jax.extend.core.primitives import call_p, closed_call_p
 from fedjax_ht.core import compiling
 from fedjax_ht.core.compiling import (
     GRAPH_OPTIONS,
+    QUICK_OPTIONS,
     compile_ahead,
     compiler_options,
     enable_compilation_cache,
@@ -190,7 +191,7 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     apart, reports = two_rounds()
     compiled = []
     monkeypatch.setattr(compiling, "platform_of", lambda mesh: "gpu")
-    monkeypatch.setattr(compiling, "compiler_options", compiled.append)
+    monkeypatch.setattr(compiling, "compiler_options", lambda on, quick: compiled.append(on))
     forget_engines()  # those of the CPU
     together, reports_together = two_rounds()
     # training and scoring, of both buckets together; the server's programs are of the CPU
@@ -222,6 +223,13 @@ def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
     assert not caplog.records
 
 
+def test_programs_that_do_not_train_compile_quickly_where_jax_can(with_jax):
+    for version, options in [((0, 10, 2), QUICK_OPTIONS[0, 10]), ((0, 12, 0, 1), None)]:
+        with_jax(*version)
+        assert compiler_options("cpu", quick=True) == options
+        assert compiler_options("gpu", quick=True) == compiler_options("gpu")
+
+
 def test_this_jax_has_graphs():
     version = jax.__version_info__[:2]
     assert version < min(GRAPH_OPTIONS) or version in GRAPH_OPTIONS, (
@@ -231,10 +239,11 @@ def test_this_jax_has_graphs():
     )
 
 
-OPTIONS_HERE = GRAPH_OPTIONS.get(jax.__version_info__[:2], {})
+VERSION = jax.__version_info__[:2]
+OPTIONS_HERE = GRAPH_OPTIONS.get(VERSION, {}) | QUICK_OPTIONS.get(VERSION, {})
 
 
-def compiled_with(options: dict[str, str]) -> jax.Array:
+def compiled_with(options: dict) -> jax.Array:
     """Compiles a function for the CPU with options of other backends: XLA reads the options of all
     its backends, and the names of the operations that may be in graphs."""
     return jax.jit(lambda x: x + 1, compiler_options=options)(jnp.zeros(()))
