@@ -127,6 +127,7 @@ from .methods.fedmrl import fedmrl as fedmrl
 from .methods.fedorgp import fedorgp as fedorgp
 from .methods.fedpac import fedpac as fedpac
 from .methods.fedper import fedper as fedper
+from .methods.fedpft import fedpft as fedpft
 from .methods.fedproto import fedproto as fedproto
 from .methods.fedprox import fedprox as fedprox
 from .methods.fedral import fedral as fedral

@@ -73,6 +73,7 @@ SETTINGS = {  # many batches a round, so that order could tell
     # few samples: rounding grows by the inverse of these
     "afl": {"ridge": 0.1},
     "fedcgs": {"shrinkage": 0.1},
+    "fedpft": {"server_lr": 0.01, "server_epochs": 20},
     "fedapen": {"adapt_every": 4},  # no client has twenty samples
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
@@ -302,12 +303,14 @@ def flora_wire(participants, arrived, earlier) -> Sent:
     return Sent(fedit_wire(participants, arrived, earlier).up, down)
 
 
-def one_shot_wire(size: int) -> Wire:
-    """Makes the wire of sums that a client sends until they arrive, and of the model down."""
+def one_shot_wire(size: int, of_class: int = 0) -> Wire:
+    """Makes the wire of what a client sends until it arrives, numbers and numbers by class that it
+    has, and of the model down."""
 
     def wire(participants, arrived, earlier):
         heard = {i for ids in earlier for i in ids}
-        up = size * sum(i not in heard for i in arrived)
+        new = [i for i in arrived if i not in heard]
+        up = sum(size + of_class * len(CLASSES[i]) for i in new)
         return Sent(up, sum(map(model_size, participants)))
 
     return wire
@@ -378,6 +381,7 @@ WIRE = {
     "fedcp": both_ways(fedcp_wire),
     "afl": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES),
     "fedcgs": one_shot_wire(SECOND_MOMENT + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES),
+    "fedpft": one_shot_wire(0, of_class=FEATURE_DIM + 1),
 }
 
 COUNT = INDEX  # bytes of an int32
@@ -406,6 +410,12 @@ def slice_metadata(sent: Sent, participants, arrived) -> Sent:
     """Counts a byte for each class, which says whether it counts, and an index for each row of the
     head."""
     return Sent(sum(NUM_CLASSES + INDEX * len(CLASSES[i]) for i in arrived), 0)
+
+
+def beside_gaussians(sent: Sent, participants, arrived) -> Sent:
+    """Counts two indices and a count for each Gaussian, and whether the client was heard."""
+    rows = sent.up // (FEATURE_DIM + 1)
+    return Sent(rows * (2 * INDEX + COUNT), len(participants))
 
 
 def label_indices(sent: Sent, participants, arrived) -> Sent:
@@ -500,6 +510,7 @@ METADATA = {
     "flora": beside_each(up=COUNT, down=4),  # the round of the stack
     "ffa_lora": beside_each(up=COUNT, down=8),  # the seed
     **dict.fromkeys(("afl", "fedcgs"), beside_each(down=1)),  # whether the client was heard
+    "fedpft": beside_gaussians,
     "fedkd": beside_each(down=1),  # whether it is the weights or their change
     "fedgen": beside_each(up=COUNTS, down=COUNTS + 1),  # whether the generator is there
     "fedproto": index_of_rows(FEATURE_DIM, FEATURE_DIM),

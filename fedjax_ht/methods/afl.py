@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.one_shot import Total, linear_head, one_shot, solve
+from fedjax_ht.methods.shared.one_shot import Total, linear_head, moments, one_shot, solve
 
 
 @checked
@@ -60,4 +60,4 @@ def afl(
         # Only a class without samples has features that sum to 0.
         return linear_head(kernel, 0.0, jnp.any(total.by_class != 0, 1))
 
-    return one_shot("afl", training, head_of, counted=False)
+    return one_shot("afl", training, moments(head_of, counted=False))

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.one_shot import Total, linear_head, one_shot, solve
+from fedjax_ht.methods.shared.one_shot import Total, linear_head, moments, one_shot, solve
 
 
 @checked
@@ -71,4 +71,4 @@ def fedcgs(
         bias = prior - jnp.sum(kernel * means.T, 0) / 2
         return linear_head(kernel, bias, present)
 
-    return one_shot("fedcgs", training, head_of, counted=True)
+    return one_shot("fedcgs", training, moments(head_of, counted=True))

@@ -79,6 +79,7 @@ LIBRARY = (
     "perfedavg",
     "qfedavg",
     "agnostic",
+    "fedpft",
 )
 """Names of the library's own methods. Each is a function of the module of its name."""
 

@@ -64,9 +64,10 @@ KEEP_NOTHING = (
     "perfedavg",
     "qfedavg",
     "agnostic",
+    "fedpft",
 )  # and what is composed with them
 
-NO_TRAINING = ("afl", "fedcgs")  # clients draw no batches
+NO_TRAINING = ("afl", "fedcgs", "fedpft")  # clients draw no batches
 
 
 def options_for(name: str, **options) -> SimulationOptions:

@@ -86,3 +86,30 @@ def head(kernel: np.ndarray, bias: np.ndarray, y: np.ndarray) -> dict:
     """Rules out the classes that y does not have."""
     present = np.isin(np.arange(len(bias)), y)
     return {"kernel": np.where(present, kernel, 0), "bias": np.where(present, bias, ABSENT)}
+
+
+def gaussians(x: np.ndarray, y: np.ndarray, num_classes: int, *, diagonal: bool) -> dict:
+    """Returns each class's row of mean and variance, and its number, by FedPFT's formulas."""
+    rows = {}
+    for c in range(num_classes):
+        if len(own := x[y == c]):
+            mean = own.mean(0)
+            spread = ((own - mean) ** 2).mean(0)
+            spread = spread if diagonal else [spread.mean()]
+            rows[c] = np.concatenate([mean, np.add(spread, 1e-6)]), len(own)
+    return rows
+
+
+def adamw_head(kernel, bias, batches, lr: float, decay: float = 0.01) -> tuple:
+    """Trains a linear head by AdamW (Loshchilov and Hutter, Algorithm 2) on cross-entropy."""
+    both = np.concatenate([kernel, bias[None]])
+    first, second = np.zeros_like(both), np.zeros_like(both)
+    for t, (x, y) in enumerate(batches, 1):
+        x = np.concatenate([x, np.ones((len(x), 1))], 1)
+        exp = np.exp(x @ both)
+        gradient = x.T @ (exp / exp.sum(1, keepdims=True) - one_hot(y, both.shape[1])) / len(x)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        step = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+        both = both - lr * (step + decay * both)
+    return both[:-1], both[-1]

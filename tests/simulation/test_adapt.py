@@ -110,7 +110,7 @@ def test_an_evaluation_that_does_not_adapt_has_no_training():
 def test_every_method_adapts_or_says_why(name):
     sim = adapting(name, 2, new_share=SHARE)
     state = sim.init()
-    if name in ("afl", "fedcgs"):
+    if name in ("afl", "fedcgs", "fedpft"):
         with pytest.raises(ValueError, match="do not train by"):
             sim.evaluate(state)
         return

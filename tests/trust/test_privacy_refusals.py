@@ -32,7 +32,7 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     ((UPLOAD, UPLOAD, "send sums over samples by class"), "fd fedsa_anchors"),
     (
         (UPLOAD, UPLOAD, SAMPLE),
-        "fedproto fedtgp fedorgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre",
+        "fedproto fedtgp fedorgp fedktl fedgh fedssa fedgen fedl2g fedpac fedre fedpft",
     ),
     ((UPLOAD, UPLOAD, SAMPLE), "heterofl dfrd"),
     (("the server of .* reads the clients' samples",) * 3, "heterofl+dfrd"),

@@ -1,12 +1,12 @@
-"""One-shot heads: clients send sums over features of a frozen extractor once, and the server solves
-for a linear head.
+"""One-shot heads: clients send statistics of a frozen extractor's features once, such as sums, and
+the server makes a linear head of them.
 
     client:  of features x in evaluation mode G = sum x x^T, S_c = sum of the x of class c, and N_c
              their number; a client that the server has heard sends nothing
     server:  G, S, N <- G + sum_i G_i, ...; the head is a function of the three
 
-Second moments add up in one feature space alone. So each bucket has its own sums and its own head,
-and its clients have the extractor that the server sends: the weights of the bucket
+Features of different extractors do not add up. So each bucket has its own statistics and its own
+head, and its clients have the extractor that the server sends: the weights of the bucket
 (`Bucket.weights`), or random ones. Only class counts pass from bucket to bucket.
 
 Sums do not depend on the split of the samples, and no client counts twice. One round with all
@@ -16,7 +16,7 @@ all were heard change nothing.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +59,12 @@ class Server(NamedTuple):
     Attributes:
       models: {"params": {"base", "head"}, "stats"} of each bucket, in the order of `ordered`: the
         frozen extractor and the newest head.
-      moments: sums over the clients heard, of each bucket in the same order.
+      kept: what is kept of the clients heard, such as sums, of each bucket in the same order.
       heard: bool [num_clients], the clients whose sums have arrived.
     """
 
     models: list[PyTree]
-    moments: list[Moments]
+    kept: list[PyTree]
     heard: jax.Array
 
 
@@ -169,26 +169,77 @@ def require_linear_heads(name: str, federation: Federation) -> None:
             )
 
 
-def one_shot(
-    name: str, training: LocalTraining, head_of: Callable[[Total], PyTree], *, counted: bool
-) -> Method:
-    """Makes a method from the formula of its head.
+class Statistics(NamedTuple):
+    """What clients send once, and the head that the server makes of it.
+
+    Attributes:
+      init: (federation, bucket) -> what the server keeps of a bucket's clients, nobody heard yet.
+      of_client: (bucket, client, data, sends bool) -> (uplink, metrics); nothing of the uplink is
+        sent where `sends` is False.
+      add: (federation, bucket, kept, received) -> kept, what has arrived included.
+      heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
+        in the order of `ordered`.
+      server_reads: as of `Wire`.
+    """
+
+    init: Callable[[Federation, Bucket], PyTree]
+    of_client: Callable[[Bucket, PyTree, Data, jax.Array], tuple[PyTree, dict]]
+    add: Callable[[Federation, Bucket, PyTree, Received], PyTree]
+    heads: Callable[..., list[PyTree]]
+    server_reads: Literal["sums", "uploads"]
+
+
+def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
+    """Makes the statistics of sums from the formula of a head.
 
     Args:
-      name: the method's name.
-      training: a recipe, which nobody trains by.
       head_of: (sums) -> {"kernel": [K, C], "bias": [C]}.
       counted: True if clients send their samples by class, N.
     """
 
+    def init(federation, bucket):
+        k, c = bucket.feature_dim, federation.num_classes
+        counts = jnp.zeros(c) if counted else ()
+        return Moments(jnp.zeros(k * (k + 1) // 2), jnp.zeros((c, k)), counts)
+
+    def of_client(bucket, client, data, sends):
+        sums = client_moments(bucket, client, data, counted)
+        square = jnp.trace(symmetric(sums.second, bucket.feature_dim))
+        uplink = jax.tree.map(lambda x: Masked(x, sends, FIRST_ROWS), sums)
+        # The mean squared length of features: 0 tells of a dead extractor.
+        return uplink, {"square": square / jnp.maximum(data.splits["train"].count, 1)}
+
+    def add(federation, bucket, kept, received):
+        return add_trees(kept, _sum_sent(received))
+
+    def heads(federation, kept, clients, key):
+        all_counts = sum(sums.counts for sums in kept) if counted else ()
+        made = []
+        for bucket, sums, heard in zip(ordered(federation), kept, clients):
+            second = symmetric(sums.second, bucket.feature_dim)
+            made.append(head_of(Total(second, sums.by_class, sums.counts, all_counts, heard)))
+        return made
+
+    return Statistics(init, of_client, add, heads, "sums")
+
+
+def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Method:
+    """Makes a method.
+
+    Args:
+      name: the method's name.
+      training: a recipe, which nobody trains by.
+      statistics: what clients send, and its head.
+    """
+
     def init_server(federation, key):
-        models, moments, c = [], [], federation.num_classes
+        models, kept, c = [], [], federation.num_classes
         for i, bucket in enumerate(ordered(federation)):
-            k, counts = bucket.feature_dim, jnp.zeros(c) if counted else ()
             model = init_variables(bucket, jax.random.fold_in(key, i))
-            models.append(take_head(model, {"kernel": jnp.zeros((k, c)), "bias": jnp.zeros(c)}))
-            moments.append(Moments(jnp.zeros(k * (k + 1) // 2), jnp.zeros((c, k)), counts))
-        return Server(models, moments, jnp.zeros(federation.num_clients, bool))
+            zeros = {"kernel": jnp.zeros((bucket.feature_dim, c)), "bias": jnp.zeros(c)}
+            models.append(take_head(model, zeros))
+            kept.append(statistics.init(federation, bucket))
+        return Server(models, kept, jnp.zeros(federation.num_clients, bool))
 
     def broadcast(federation, bucket, server, ctx):
         model = server.models[ordered(federation).index(bucket)]
@@ -198,33 +249,25 @@ def one_shot(
         return downlink.model
 
     def client_update(bucket, client, downlink, data, ctx):
-        moments = client_moments(bucket, client, data, counted)
-        square = jnp.trace(symmetric(moments.second, bucket.feature_dim))
-        sends = ~downlink.heard.value
-        uplink = jax.tree.map(lambda x: Masked(x, sends, FIRST_ROWS), moments)
-        # The mean squared length of features: 0 tells of a dead extractor.
-        return client, uplink, {"square": square / jnp.maximum(data.splits["train"].count, 1)}
+        uplink, metrics = statistics.of_client(bucket, client, data, ~downlink.heard.value)
+        return client, uplink, metrics
 
     def server_update(federation, server, received, ctx):
-        buckets, heard, moments = ordered(federation), server.heard, []
-        for bucket, sums in zip(buckets, server.moments):
+        heard, kept, clients = server.heard, [], []
+        for bucket, before in zip(ordered(federation), server.kept):
             uploads = received[bucket.name]
-            moments.append(add_trees(sums, _sum_sent(uploads)))
+            kept.append(statistics.add(federation, bucket, before, uploads))
             heard = set_rows(heard, uploads, True)
-        all_counts = sum(sums.counts for sums in moments) if counted else ()
-        models = []
-        for bucket, sums, model in zip(buckets, moments, server.models):
-            total = Total(
-                symmetric(sums.second, bucket.feature_dim),
-                sums.by_class,
-                sums.counts,
-                all_counts=all_counts,
-                clients=heard[np.array(federation.members(bucket))].sum(),
-            )
-            models.append(take_head(model, head_of(total)))
+            clients.append(heard[np.array(federation.members(bucket))].sum())
         new = heard.sum() - server.heard.sum()
-        clients = sum(map(federation.num_training, federation.buckets))
-        return Server(models, moments, heard), {"heard": heard.sum() / clients, "new": new}
+        heads = jax.lax.cond(
+            new > 0,
+            lambda: statistics.heads(federation, kept, clients, ctx.key),
+            lambda: [model["params"]["head"] for model in server.models],
+        )
+        models = list(map(take_head, server.models, heads))
+        every = sum(map(federation.num_training, federation.buckets))
+        return Server(models, kept, heard), {"heard": heard.sum() / every, "new": new}
 
     def warn(metrics):
         if metrics["heard"] < 1 or metrics["new"]:
@@ -240,7 +283,7 @@ def one_shot(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        wire=Wire(server_reads="sums"),
+        wire=Wire(server_reads=statistics.server_reads),
         view=View(warn=warn),
     )
 
