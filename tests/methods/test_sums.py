@@ -40,6 +40,7 @@ UPLOADS = (  # servers that read each
     "flora",
     "fedamp",
     "agnostic",
+    "fedpft",
 )
 SUMS = [name for name in METHODS if name not in UPLOADS]
 VARIANTS = [  # whose weights or masks are others
