@@ -260,8 +260,9 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
             heard = set_rows(heard, uploads, True)
             clients.append(heard[np.array(federation.members(bucket))].sum())
         new = heard.sum() - server.heard.sum()
+        differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
         heads = jax.lax.cond(
-            new > 0,
+            jnp.any(jnp.array(jax.tree.leaves(differs))),  # a client may have nothing to tell
             lambda: statistics.heads(federation, kept, clients, ctx.key),
             lambda: [model["params"]["head"] for model in server.models],
         )
