@@ -78,6 +78,9 @@ def train_head(
       head: {"kernel": [K, C], "bias": [C]}.
       steps: int32, the number of steps.
       key: the key that a step's draw folds into.
+
+    Returns:
+      The head after the steps, by cross-entropy.
     """
 
     def step(i, carry):

@@ -352,11 +352,9 @@ def test_a_head_is_trained_as_by_the_reference():
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(7, 4, 5)).astype(np.float32), rng.integers(0, 3, (7, 4))
     head = {"kernel": rng.normal(size=(5, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}
-    given = jnp.asarray(x), jnp.asarray(y)
+    features, labels = jnp.asarray(x), jnp.asarray(y)
     optimizer = optax.adamw(0.1, weight_decay=0.01)
-    got = train_head(
-        optimizer, lambda i, key: (given[0][i], given[1][i]), head, 7, jax.random.key(0)
-    )
+    got = train_head(optimizer, lambda i, key: (features[i], labels[i]), head, 7, jax.random.key(0))
     kernel, bias = reference.adamw_head(head["kernel"], head["bias"], zip(x, y), 0.1)
     np.testing.assert_allclose(got["kernel"], kernel, atol=2e-5)
     np.testing.assert_allclose(got["bias"], bias, atol=2e-5)

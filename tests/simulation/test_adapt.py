@@ -36,6 +36,7 @@ from tests.federations import (
     to_host,
 )
 from tests.marks import thoroughly
+from tests.methods.recording import NO_TRAINING
 from tests.standard import method_of, played, simulation_of
 
 IN_STEPS = dataclasses.replace(TRAINING, epochs=2, steps=3)
@@ -110,7 +111,7 @@ def test_an_evaluation_that_does_not_adapt_has_no_training():
 def test_every_method_adapts_or_says_why(name):
     sim = adapting(name, 2, new_share=SHARE)
     state = sim.init()
-    if name in ("afl", "fedcgs", "fedpft"):
+    if name in NO_TRAINING:
         with pytest.raises(ValueError, match="do not train by"):
             sim.evaluate(state)
         return

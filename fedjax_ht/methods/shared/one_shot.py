@@ -59,7 +59,7 @@ class Server(NamedTuple):
     Attributes:
       models: {"params": {"base", "head"}, "stats"} of each bucket, in the order of `ordered`: the
         frozen extractor and the newest head.
-      kept: what is kept of the clients heard, such as sums, of each bucket in the same order.
+      kept: statistics of the clients heard, such as sums, of each bucket in the same order.
       heard: bool [num_clients], the clients whose sums have arrived.
     """
 
@@ -170,7 +170,7 @@ def require_linear_heads(name: str, federation: Federation) -> None:
 
 
 class Statistics(NamedTuple):
-    """What clients send once, and the head that the server makes of it.
+    """The statistics of a one-shot method, from the clients' uploads to the server's heads.
 
     Attributes:
       init: (federation, bucket) -> what the server keeps of a bucket's clients, nobody heard yet.
@@ -179,7 +179,7 @@ class Statistics(NamedTuple):
       add: (federation, bucket, kept, received) -> kept, what has arrived included.
       heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
         in the order of `ordered`.
-      server_reads: as of `Wire`.
+      server_reads: "sums" or "uploads", the meaning of `Wire.server_reads`.
     """
 
     init: Callable[[Federation, Bucket], PyTree]
@@ -229,7 +229,7 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
     Args:
       name: the method's name.
       training: a recipe, which nobody trains by.
-      statistics: what clients send, and its head.
+      statistics: the uploads of clients, and the heads made of them.
     """
 
     def init_server(federation, key):
