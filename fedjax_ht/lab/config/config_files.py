@@ -196,7 +196,7 @@ def read_config_file(named: str) -> Config:
     get_config = made = None
     try:
         folder = config_folder(file)
-        with importable_from(folder), user_modules_in(folder):
+        with importable_from(folder, above_package(folder)), user_modules_in(folder):
             get_config = getattr(module_of(file), "get_config", None)
             if callable(get_config):
                 made = get_config(argument) if colon else get_config()
@@ -212,6 +212,14 @@ def read_config_file(named: str) -> Config:
         f"{place(file, None, get_config)}: get_config returns {type(made).__name__}; it must "
         "return a Config, such as fedjax_ht.base_config()"
     )
+
+
+def above_package(folder: str) -> str:
+    """Returns the folder from which the package of a folder is imported; itself, if it is none."""
+    place = Path(folder)
+    while (place / "__init__.py").is_file():
+        place = place.parent
+    return str(place)
 
 
 def module_of(file: str) -> ModuleType:

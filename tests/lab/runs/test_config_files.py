@@ -62,6 +62,21 @@ def test_a_config_file_and_its_argument(tmp_path):
             read_config_file(str(missing))
 
 
+def test_a_config_of_a_package_imports_from_it(tmp_path, monkeypatch):
+    # as a clone beside an installed package of the same name, which has no such module
+    for package in ("installed/studies_here", "clone/studies_here", "clone/studies_here/configs"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    folder = tmp_path / "clone/studies_here/configs"
+    (folder / "one.py").write_text(START + "def get_config():\n    return base_config()\n")
+    (folder / "two.py").write_text("from studies_here.configs.one import get_config\n")
+    assert (
+        read_config_file(str(folder / "two.py")).rounds
+        == read_config_file(str(folder / "one.py")).rounds
+    )
+
+
 def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_config_file("quickstart").rounds == read_config_file("quickstart.py").rounds > 2
