@@ -7,7 +7,7 @@ from .cnn import mlp as mlp
 from .convnets import googlenet as googlenet
 from .convnets import mobilenet_v2 as mobilenet_v2
 from .convnets import resnet as resnet
-from .efficientnet import efficientnet_lite0 as efficientnet_lite0
+from .efficientnet import efficientnet_lite as efficientnet_lite
 from .groups import GROUPS as GROUPS
 from .layers import Conv as Conv
 from .layers import Linear as Linear

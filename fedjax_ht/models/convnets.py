@@ -286,16 +286,17 @@ class MobileNetV2(nn.Module):
         return averaged(self, x, train)
 
 
-def averaged(network: Any, x: jax.Array, train: bool) -> jax.Array:
-    """Returns the features of a network's last map: global average, dropout 0.2, pooling.
+def averaged(network: Any, x: jax.Array, train: bool, dropout: float = 0.2) -> jax.Array:
+    """Returns the features of a network's last map: global average, dropout, pooling.
 
     Args:
       network: the calling module, whose `feature_dim` it has.
       x: the map, float [B, H, W, C].
       train: True drops, where the module has a "dropout" key.
+      dropout: share of the averages that is dropped.
     """
     dropping = train and network.has_rng("dropout")
-    x = nn.Dropout(0.2, deterministic=not dropping)(x.mean((1, 2)))
+    x = nn.Dropout(dropout, deterministic=not dropping)(x.mean((1, 2)))
     return adaptive_pool(x, network.feature_dim)
 
 

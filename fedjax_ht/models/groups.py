@@ -43,6 +43,8 @@ def _architecture(name: str, arguments: GroupArguments) -> models.SplitModel:
         return models.vit(name, *size)
     if name.startswith("resnet"):
         return models.resnet(int(name.removeprefix("resnet")), *size, arguments.norm)
+    if name in _EFFICIENT:
+        return models.efficientnet_lite(_EFFICIENT.index(name), *size, arguments.norm)
     return getattr(models, name)(*size, arguments.norm)
 
 
@@ -208,7 +210,8 @@ _HTFE8 = (
     "resnet101",
     "resnet152",
 )
-EXTRACTORS = (*_RESNETS, "googlenet", "mobilenet_v2", "efficientnet_lite0", *_VITS)
+_EFFICIENT = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
+EXTRACTORS = (*_RESNETS, "googlenet", "mobilenet_v2", *_EFFICIENT, *_VITS)
 """Extractors of images with published weights, or of their families."""
 _DEALT = {
     "htfe2": ("cnn", "resnet18"),

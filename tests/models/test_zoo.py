@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ht.lab.weights.torchvision import variables_from_torchvision
 from fedjax_ht.models import convnets
-from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite0, padded
+from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite, padded, scaled
 from fedjax_ht.models.layers import Norm
 from fedjax_ht.models.registry import model_group
 from tests.reference import conv as ref
@@ -31,14 +31,17 @@ BASE_PARAMETERS = {  # of the extractor, without its head
     "googlenet": 5_599_904,
     "mobilenet_v2": 2_223_872,
     "efficientnet_lite0": 3_371_008,
+    "efficientnet_lite1": 4_135_680,
+    "efficientnet_lite2": 4_811_072,
 }
 
 
 def build(name: str, num_classes: int = 10, **options) -> nn.Module:
     if name.startswith("resnet"):
         return convnets.resnet(int(name.removeprefix("resnet")), num_classes, **options)
+    if name.startswith("efficientnet_lite"):
+        return efficientnet_lite(int(name[-1]), num_classes, **options)
     builders = {"googlenet": convnets.googlenet, "mobilenet_v2": convnets.mobilenet_v2}
-    builders["efficientnet_lite0"] = efficientnet_lite0
     return builders[name](num_classes, **options)
 
 
@@ -86,6 +89,31 @@ def test_features_for_every_size_of_image(name, input_shape):
 def test_unknown_depth():
     with pytest.raises(ValueError, match=r"unknown ResNet of depth 20; the depths are 4, 6, 8, 10"):
         convnets.resnet(20, 10)
+    with pytest.raises(ValueError, match="EfficientNet-Lite5 is unknown; known are 0, 1 and 2"):
+        efficientnet_lite(5, 10)
+
+
+def test_channels_of_a_wider_network_are_multiples_of_eight():
+    # EfficientNet-Lite2's channels; 1.1 times 24 would be 26.4, and 0.1 times 100 less than 0.9 of 10
+    assert [scaled(c, 1.1) for c in (16, 24, 40, 80, 112, 192, 320)] == [
+        16,
+        24,
+        48,
+        88,
+        120,
+        208,
+        352,
+    ]
+    assert [scaled(c, 1.0) for c in (16, 24, 40, 80, 112, 192, 320)] == [
+        16,
+        24,
+        40,
+        80,
+        112,
+        192,
+        320,
+    ]
+    assert scaled(100, 0.13) == 16 and scaled(10, 0.1) == 8
 
 
 KERNELS = {
@@ -347,8 +375,9 @@ def test_a_mobile_block():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_efficientnet_takes_the_names_of_its_port():
-    module = efficientnet_lite0(10)
+@pytest.mark.parametrize(("variant", "blocks"), [(0, 16), (2, 21)])
+def test_efficientnet_takes_the_names_of_its_port(variant, blocks):
+    module = efficientnet_lite(variant, 10)
     _, form = shapes(module)
     blank = {"params": form["params"], "stats": form["batch_stats"]}
     blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), blank)
@@ -360,7 +389,7 @@ def test_efficientnet_takes_the_names_of_its_port():
             torch_path = ["_" + name.replace("blocks_", "blocks.") for name in modules]
             layout = (3, 2, 0, 1) if leaf.ndim == 4 else range(leaf.ndim)
             arrays[".".join([*torch_path, names.get(last, last)])] = leaf.transpose(layout) + 1
-    assert "_blocks.15._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
+    assert f"_blocks.{blocks - 1}._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
     loaded = variables_from_torchvision(arrays, blank)
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))

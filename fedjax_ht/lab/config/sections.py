@@ -109,7 +109,7 @@ class DatasetConfig(Section, prefix="dataset."):
       normalisation: Scale of pixels. "half" maps them to [-1, 1]; for others see
         lab/readers/registry.py.
       backbone: Pre-trained extractor whose features, computed once, take the place of the images:
-        efficientnet_lite0, NAME:FILE or hf:FOLDER (docs/models.md); "": none.
+        efficientnet_lite0 to 2, NAME:FILE or hf:FOLDER (docs/models.md); "": none.
       shift: Domains of the images, such as rotate/4 or corrupt/3, by partition.seed; "": one domain
         (data/shift.py).
       public: Public set, which server and clients have beside their own samples: hold_out:0.1, a

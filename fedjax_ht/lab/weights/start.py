@@ -32,7 +32,7 @@ from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, we
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
-from fedjax_ht.models.efficientnet import WIDTH, EfficientNetLite0
+from fedjax_ht.models.efficientnet import WIDTH, EfficientNetLite
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import names_folder
 from fedjax_ht.models.split import DenseHead, SplitModel
@@ -169,7 +169,7 @@ def native_width(base: nn.Module) -> int:
         return 4 * channels if base.bottleneck else channels
     if isinstance(base, ViT):
         return base.width
-    return {GoogLeNet: 1024, MobileNetV2: 1280, EfficientNetLite0: WIDTH}[type(base)]
+    return {GoogLeNet: 1024, MobileNetV2: 1280, EfficientNetLite: WIDTH}[type(base)]
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
