@@ -143,15 +143,16 @@ def platform_of(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
 
 
-def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
+def on_mesh(run: Callable, mesh: Mesh, trains: bool) -> Callable:
     """Compiles a function so that every device runs its own clients.
 
     Args:
       run: the function of (states, schedule, server, data, when) on one device; states, schedule
         and data may be dicts by bucket.
       mesh: the mesh of all devices that take part.
-      donate: True if it trains: the states' buffers become those of the result, so that client
-        states are held once; the caller's states are gone afterwards.
+      trains: True makes the states' buffers those of the result, so that client states are held
+        once; the caller's states are gone afterwards. False compiles in a shorter time, see
+        `QUICK_OPTIONS`.
 
     Returns:
       The function of all devices' arguments: states and schedules have the devices' parts one
@@ -167,14 +168,14 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
     )
     return jax.jit(
         sharded,
-        donate_argnums=0 if donate else (),  # argument 0 are the states
+        donate_argnums=0 if trains else (),  # argument 0 are the states
         # On one device jax may name another sharding, and compile anew for states that have it.
         out_shardings=NamedSharding(mesh, SHARDED),
-        compiler_options=compiler_options(platform_of(mesh), quick=not donate),
+        compiler_options=compiler_options(platform_of(mesh), quick=not trains),
     )
 
 
-def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
+def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, trains: bool) -> Callable:
     """Compiles the functions of all buckets to one.
 
     On GPUs that is one program: buckets do not depend on each other, so that they are parallel
@@ -184,7 +185,7 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
 
     Args:
       runs: bucket name -> function of (states, schedule, server, data, when).
-      mesh, donate: the devices and whether states are donated, as for `on_mesh`.
+      mesh, trains: arguments as for `on_mesh`.
 
     Returns:
       Function of ({bucket: states}, {bucket: schedule}, server, {bucket: data}, when) that returns
@@ -199,8 +200,8 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
                     results[name] = run(states[name], schedules[name], server, data[name], when)
             return results
 
-        return on_mesh(together, mesh, donate)
-    programs = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}
+        return on_mesh(together, mesh, trains)
+    programs = {name: on_mesh(run, mesh, trains) for name, run in runs.items()}
     called: set[tuple] = set()  # forms of arguments whose programs are compiled
 
     def by_bucket(states, schedules, server, data, when):

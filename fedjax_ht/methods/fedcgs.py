@@ -14,7 +14,8 @@
 Settled here:
 * Sigma is the covariance of all samples, as in the authors' code. covariance="within" takes
   (B - sum_c N_c mu_c mu_c^T) / (N - C) instead, which is linear discriminant analysis, as GH-OFL's
-  LDA (Turazza et al., ICLR 2026) has it; C counts the classes that have samples.
+  LDA (Turazza et al., ICLR 2026) has it; C counts the classes that have samples. Its head trained
+  on draws from Gaussians of this Sigma tends to LDA with equal priors, and is not here.
 * Sigma gets a share of tr(Sigma)/K on its diagonal. Without it, as in the code, Sigma is singular
   if a feature is dead or N <= K.
 * A class that nobody has is ruled out; in the code its row is NaN, which wins.

@@ -320,7 +320,7 @@ def training(
         bound = method, federation, bucket, channel
         # Clients that keep nothing are scored where they train, before their models are gone.
         runs[bucket.name] = bucket_round(*bound, None if keep else client_evaluation(*bound, size))
-    return buckets_on_mesh(runs, mesh, donate=True)
+    return buckets_on_mesh(runs, mesh, trains=True)
 
 
 def scoring(
@@ -338,7 +338,7 @@ def scoring(
     for bucket, keep in zip(federation.buckets, keeps):
         score = client_evaluation(method, federation, bucket, channel, size, keep, **beside)
         runs[bucket.name] = bucket_evaluation(score)
-    return buckets_on_mesh(runs, mesh, donate=False)
+    return buckets_on_mesh(runs, mesh, trains=False)
 
 
 def first_server(method: Method, federation: Federation) -> Callable:

@@ -389,7 +389,9 @@ def test_efficientnet_takes_the_names_of_its_port(variant, blocks):
             torch_path = ["_" + name.replace("blocks_", "blocks.") for name in modules]
             layout = (3, 2, 0, 1) if leaf.ndim == 4 else range(leaf.ndim)
             arrays[".".join([*torch_path, names.get(last, last)])] = leaf.transpose(layout) + 1
-    assert f"_blocks.{blocks - 1}._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
+    assert (
+        f"_blocks.{blocks - 1}._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
+    )
     loaded = variables_from_torchvision(arrays, blank)
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))
