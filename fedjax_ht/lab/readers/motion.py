@@ -19,6 +19,7 @@ recordings; windows of twelve activities are kept. Settled here:
 
 import functools
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -273,9 +274,11 @@ def read_table(
     if len(first) != columns:
         raise ValueError(f"{name}: its first line has {len(first)} numbers, not {columns}")
     try:
-        return np.loadtxt(
-            _lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # older NumPy reads 2.5 as 2
+            return np.loadtxt(
+                _lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2
+            )
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).partition(';')[0].rstrip('.')}") from error
 

@@ -336,8 +336,10 @@ def test_columns_of_a_parquet_are_those_of_the_file(tmp_path):
         "category": pa.array(["a", "b"]).dictionary_encode(),
         "large": pa.array(["a", None], pa.large_string()),
         "number": pa.array([Decimal("1.5"), None], pa.decimal256(60, 2)),
-        "fixed": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
+        "fixed": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     }
+    if int(pa.__version__.partition(".")[0]) >= 26:  # those before cannot read what they wrote
+        columns["fixed or not"] = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))
     table = pa.table(columns)
     parquet.write_table(table, tmp_path / "all.parquet")
     read = table_files._bounded(tmp_path / "all.parquet")
