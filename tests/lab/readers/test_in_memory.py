@@ -338,15 +338,17 @@ def test_columns_of_a_parquet_are_those_of_the_file(tmp_path):
         "number": pa.array([Decimal("1.5"), None], pa.decimal256(60, 2)),
         "fixed": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     }
-    if int(pa.__version__.partition(".")[0]) >= 26:  # those before cannot read what they wrote
+    is_new = int(pa.__version__.partition(".")[0]) >= 26
+    if is_new:  # those before cannot read what they wrote
         columns["fixed or not"] = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))
     table = pa.table(columns)
     parquet.write_table(table, tmp_path / "all.parquet")
     read = table_files._bounded(tmp_path / "all.parquet")
     assert read.equals(table) and read.schema.equals(table.schema)
-    views = pa.table({"view": pa.array(["a", None], pa.string_view())})
-    parquet.write_table(views, tmp_path / "views.parquet")
-    assert table_files._bounded(tmp_path / "views.parquet")["view"].to_pylist() == ["a", None]
+    if is_new:  # the oldest write none
+        views = pa.table({"view": pa.array(["a", None], pa.string_view())})
+        parquet.write_table(views, tmp_path / "views.parquet")
+        assert table_files._bounded(tmp_path / "views.parquet")["view"].to_pylist() == ["a", None]
 
 
 def test_wrong_bits_in_a_parquet_with_sums_are_no_other_data(tmp_path):
