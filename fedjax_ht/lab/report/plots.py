@@ -462,7 +462,7 @@ def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
     """Writes a figure as PNG, and beside it in the formats `also`. All text is drawn as it is."""
     layout = figure.get_layout_engine()
     # The axes stay where the PNG has them: an engine, also "none", has each format drawn twice.
-    without = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    without: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
     for kind in ("png", *also):
         write_whole(path.with_suffix(f".{kind}"), rendered(figure, kind))
         with matplotlib.rc_context(without):
