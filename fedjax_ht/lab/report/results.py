@@ -38,7 +38,7 @@ FedSSA's code reports it. As a maximum over rounds and draws of participants, it
 NOTES = {
     "macro F1 %": """\
 "macro F1": the mean F1 score of a client's classes, those of its test samples and predictions, \
-and then over clients, in the same round.""",
+or of all labels where samples have several, and then over clients, in the same round.""",
     "AUC %": """\
 "AUC": the area under the ROC curve of a class against the others, in the same round. \
 It is a mean over the classes of a client's test samples, and then over clients with two classes \
