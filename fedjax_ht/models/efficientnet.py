@@ -105,9 +105,9 @@ class EfficientNetLite(nn.Module):
 
 def scaled(features: int, width: float) -> int:
     """Scales a number of channels to a multiple of 8 that is not below 0.9 of it."""
-    wanted = features * width
-    near = max(8, int(wanted + 4) // 8 * 8)
-    return near + 8 * (near < 0.9 * wanted)
+    exact = features * width
+    rounded = max(8, int(exact + 4) // 8 * 8)
+    return rounded + 8 * (rounded < 0.9 * exact)
 
 
 def efficientnet_lite(

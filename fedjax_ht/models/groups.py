@@ -43,8 +43,9 @@ def _architecture(name: str, arguments: GroupArguments) -> models.SplitModel:
         return models.vit(name, *size)
     if name.startswith("resnet"):
         return models.resnet(int(name.removeprefix("resnet")), *size, arguments.norm)
-    if name in _EFFICIENT:
-        return models.efficientnet_lite(_EFFICIENT.index(name), *size, arguments.norm)
+    if name.startswith("efficientnet_lite"):
+        variant = int(name.removeprefix("efficientnet_lite"))
+        return models.efficientnet_lite(variant, *size, arguments.norm)
     return getattr(models, name)(*size, arguments.norm)
 
 

@@ -94,26 +94,11 @@ def test_unknown_depth():
 
 
 def test_channels_of_a_wider_network_are_multiples_of_eight():
-    # EfficientNet-Lite2's channels; 1.1 times 24 would be 26.4, and 0.1 times 100 less than 0.9 of 10
-    assert [scaled(c, 1.1) for c in (16, 24, 40, 80, 112, 192, 320)] == [
-        16,
-        24,
-        48,
-        88,
-        120,
-        208,
-        352,
-    ]
-    assert [scaled(c, 1.0) for c in (16, 24, 40, 80, 112, 192, 320)] == [
-        16,
-        24,
-        40,
-        80,
-        112,
-        192,
-        320,
-    ]
+    channels = [16, 24, 40, 80, 112, 192, 320]
+    assert [scaled(c, 1.0) for c in channels] == channels
+    assert [scaled(c, 1.1) for c in channels] == [16, 24, 48, 88, 120, 208, 352]  # of Lite2
     assert scaled(100, 0.13) == 16 and scaled(10, 0.1) == 8
+    assert scaled(11, 1.0) == 16  # the nearest multiple, 8, is below 0.9 of 11
 
 
 KERNELS = {
@@ -389,9 +374,8 @@ def test_efficientnet_takes_the_names_of_its_port(variant, blocks):
             torch_path = ["_" + name.replace("blocks_", "blocks.") for name in modules]
             layout = (3, 2, 0, 1) if leaf.ndim == 4 else range(leaf.ndim)
             arrays[".".join([*torch_path, names.get(last, last)])] = leaf.transpose(layout) + 1
-    assert (
-        f"_blocks.{blocks - 1}._depthwise_conv.weight" in arrays and "_conv_stem.weight" in arrays
-    )
+    names_of_port = {f"_blocks.{blocks - 1}._depthwise_conv.weight", "_conv_stem.weight"}
+    assert names_of_port <= set(arrays)
     loaded = variables_from_torchvision(arrays, blank)
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))
