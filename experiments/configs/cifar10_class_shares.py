@@ -47,7 +47,7 @@ with the ten epochs of the authors' script. FedRAL's code has not been at hand.
 Each trial has a split of its own. Recorded runs share one, `--config.partition.per_trial=False`.
 
 Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
-or binary version), in `data/`.
+version), in `data/`.
 """
 
 from fedjax_ht.lab.config.base import (

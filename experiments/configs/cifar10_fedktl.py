@@ -11,7 +11,7 @@ Dirichlet 0.1, the generator trained on Fashion-MNIST. The small form of FedKTL'
 machine without a GPU: the paper has all 60,000 images, eight large models and 1,000 rounds.
 
 Each trial has a split of its own; recorded runs share one, `--config.partition.per_trial=False`.
-Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version)
+Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python version)
 in `data/`.
 """
 

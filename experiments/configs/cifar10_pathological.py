@@ -8,7 +8,7 @@ r"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with two classes a 
 cifar10_practical.py, next to this file. FedTGP's and FedKTL's Table 1 have this split with other
 models.
 
-The whole run has not been recorded yet. Needs CIFAR-10 (python or binary version) in `data/`.
+The whole run has not been recorded yet. Needs CIFAR-10 (python version) in `data/`.
 """
 
 from experiments.configs.cifar10_practical import setting

@@ -17,7 +17,7 @@ FedTGP's authors' script has lambda 10, and their code starts clients of one arc
 same weights, so that the published numbers are of the second with `shared_init`. Each trial has a
 split of its own. Results and what they say: experiments/results/fedtgp.md.
 
-Needs CIFAR-10 (python or binary version) in `data/`.
+Needs CIFAR-10 (python version) in `data/`.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, partition_config

@@ -12,7 +12,7 @@ released code's defaults. And the network: which one the paper has for CIFAR-10 
 that was not at hand. It is the 4-conv CNN here, as for Fashion-MNIST; the released code also offers
 ResNets (--config.model.group=preact_resnet18, preact_resnet20 or preact_resnet34).
 
-Meant for a GPU; it has not been run to the end. Needs CIFAR-10 (python or binary version) in
+Meant for a GPU; it has not been run to the end. Needs CIFAR-10 (python version) in
 `data/`.
 """
 

@@ -13,7 +13,7 @@ and 9 with 3, 23 with 7. With one client aggregation is the identity; :method=lo
 itself.
 
 Results: experiments/results/fedktl.md. They are in units of the latents' spread:
---config.method.options.latents=spread makes them again. Needs CIFAR-10 (python or binary version)
+--config.method.options.latents=spread makes them again. Needs CIFAR-10 (python version)
 in `data/`.
 """
 

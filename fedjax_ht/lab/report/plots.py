@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
@@ -118,11 +118,12 @@ def costs(histories: Mapping[str, Runs]) -> Figure:
     """Draws accuracy against the costs until then, of all clients together: bytes both ways,
     training FLOPs, seconds."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
-    labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
-    for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
+    labels = ("MiB sent, up and down", "FLOPs of training", "seconds of rounds, this machine")
+    for place, position, label in zip(axes, (mebibytes_sent, operations, seconds), labels):
         draw_accuracy(place, histories, position)
         place.set(xlabel=label)
         place.xaxis.set_major_locator(MaxNLocator(5))
+    axes[1].xaxis.set_major_formatter(EngFormatter())
     scale_bytes(axes[0], histories)
     axes[0].set(ylabel=axis_label(score_in(histories)))
     handles, names = axes[1].get_legend_handles_labels()
@@ -162,9 +163,9 @@ def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> 
     return np.cumsum(spent)[[score_of(row) in row for row in history]]
 
 
-def teraflop(history: History) -> np.ndarray:
-    """Returns the TFLOP of all clients until each evaluation of a run."""
-    return until_evaluations(history, [row.get("flops", 0.0) for row in history]) / 1e12
+def operations(history: History) -> np.ndarray:
+    """Returns the FLOPs of all clients' training until each evaluation of a run."""
+    return until_evaluations(history, [row.get("flops", 0.0) for row in history])
 
 
 def seconds(history: History) -> np.ndarray:
