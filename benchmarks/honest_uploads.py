@@ -3,11 +3,8 @@
     python -m benchmarks.honest_uploads
 
 Every method, in twenty federations of ten clients with little data each, which are the trials of
-one run: five degrees of heterogeneity by four seeds. Writes honest_uploads.csv: a line a method and
-measure, with the largest of all ratios and how many are beyond some bounds.
-
-    size      `outliers.size_ratios`, by which uploads are refused
-    score     `outliers.outlier_scores`, by which they are named
+one run: five degrees of heterogeneity by four seeds. Writes honest_uploads.csv: a line a method,
+with the largest of all `outliers.size_ratios` and how many are beyond some bounds.
 """
 
 import contextlib
@@ -29,15 +26,13 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.engine import forget_engines
-from fedjax_ht.trust.outliers import size_ratios
 
 RESULT = Path(__file__).parent / "results/honest_uploads.csv"
 CLIENTS, SAMPLES, ROUNDS = 10, 600, 4
 ALPHAS, SEEDS = (0.05, 0.1, 0.3, 1.0, 100.0), (1, 2, 3, 4)
 """Concentrations of the Dirichlet split, from two classes a client to all, and seeds of it."""
-BOUNDS = (10, 30, 100, 300, 1000)
+BOUNDS = (10, 20, 30, 100, 300, 1000)
 SLICES = ("heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd")
-Ratios = dict[str, list[np.ndarray]]
 
 
 def perceptron(num_classes, input_shape, feature_dim):
@@ -73,52 +68,45 @@ def arm_of(method: str) -> Run:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Ratios]:
-    """Yields the ratios of all uploads that servers screen within the block, by measure."""
-    ratios: Ratios = {"size": [], "score": []}
-    outlier_scores = serving.outlier_scores
+def recorded() -> Iterator[list[np.ndarray]]:
+    """Yields the ratios of all uploads that servers screen within the block."""
+    ratios: list[np.ndarray] = []
+    size_ratios = serving.size_ratios
 
-    def record(sizes, scores):
-        ratios["size"].append(np.asarray(sizes).ravel())
-        ratios["score"].append(np.asarray(scores).ravel())
-
-    def also_recorded(method, num_clients, summarised):
-        scores = outlier_scores(method, num_clients, summarised)
-        jax.debug.callback(record, size_ratios(num_clients, summarised), scores)
-        return scores
+    def also_recorded(num_clients, received):
+        sizes = size_ratios(num_clients, received)
+        jax.debug.callback(lambda x: ratios.append(np.asarray(x).ravel()), sizes)
+        return sizes
 
     forget_engines()  # programs record for the block in which they are made
-    with mock.patch.object(serving, "outlier_scores", also_recorded):
+    with mock.patch.object(serving, "size_ratios", also_recorded):
         yield ratios
     forget_engines()
 
 
-def measure(method: str) -> list[dict]:
-    """Plays a method's rounds; returns a line for each measure."""
+def measure(method: str) -> dict:
+    """Plays a method's rounds; returns its line."""
     with recorded() as ratios:
         for simulation in simulate_trials(arm_of(method)):
             state = simulation.init()
             for _ in range(ROUNDS):
                 state, _ = simulation.run_round(state, False)
         jax.effects_barrier()
-    lines = []
-    for name, values in ratios.items():
-        values = np.concatenate(values)
-        compared = values[values > 0]
-        line = {"method": method, "measure": name, "uploads": len(compared)}
-        line["largest"] = f"{compared.max():.4g}" if len(compared) else 0
-        for bound in BOUNDS:
-            line[f"beyond {bound}"] = int((compared > bound).sum())
-        lines.append(line)
-    return lines
+    values = np.concatenate(ratios)
+    compared = values[values > 0]
+    line = {"method": method, "uploads": len(compared)}
+    line["largest"] = f"{compared.max():.4g}" if len(compared) else 0
+    for bound in BOUNDS:
+        line[f"beyond {bound}"] = int((compared > bound).sum())
+    return line
 
 
 def main(methods: list[str]) -> None:
     lines = []
     for method in methods:
         begin = time.perf_counter()
-        lines += measure(method)
-        print(f"{time.perf_counter() - begin:.0f} s {lines[-2:]}", flush=True)
+        lines.append(measure(method))
+        print(f"{time.perf_counter() - begin:.0f} s {lines[-1]}", flush=True)
         with atomic_open(RESULT) as file:
             writer = csv.DictWriter(file, lines[0].keys(), lineterminator="\n")
             writer.writeheader()

@@ -14,10 +14,9 @@ from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import Answers, ServerResult
 from fedjax_ht.simulation.state import SimulationState
 
-FAR_OFF = 30.0
-"""How many times the round's length or distance an upload must be to be reported, see
-`trust.outliers.outlier_scores`. Uploads of honest clients reach 28, those of a hundredfold update
-22 to 312 (docs/bad_clients.md)."""
+FAR_OFF = 20.0
+"""How many times the round's median an upload's size must be to be reported, see
+`trust.outliers.size_ratios`. Uploads of honest clients reach 11 (docs/bad_clients.md)."""
 
 NOT_SCORED = Scores({}, np.zeros(0))
 """Scores of a block of clients none of whom has a sample of the set."""
@@ -186,7 +185,7 @@ def joined_report(
     metrics = {}
     if finite.any():
         metrics = {name: float(np.mean(x[finite])) for name, x in result.metrics.items()}
-    outlying = np.flatnonzero(server.far >= FAR_OFF)
+    outlying = np.flatnonzero(server.sizes >= FAR_OFF)
     return RoundReport(
         participants=ids,
         arrived=int(arrived.sum()),
@@ -199,7 +198,7 @@ def joined_report(
         downlink=_total(result.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
-        far_off=tuple(zip(outlying.tolist(), server.far[outlying].tolist())),
+        far_off=tuple(zip(outlying.tolist(), server.sizes[outlying].tolist())),
         refused=tuple(np.flatnonzero(server.refused).tolist()),
         miscounted=tuple(np.flatnonzero(server.miscounted).tolist()),
     )

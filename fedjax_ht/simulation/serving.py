@@ -25,7 +25,7 @@ from fedjax_ht.core.trees import Array, PyTree, select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.trust.counts import without_miscounted
-from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
+from fedjax_ht.trust.outliers import size_ratios, without_outliers
 
 
 class Answers(NamedTuple):
@@ -102,7 +102,7 @@ class ServerResult(NamedTuple):
     Attributes:
       metrics: metrics that the method's server computed.
       finite: bool, False where the method's new state was not finite: the server stays as it was.
-      far: float32 [num_clients], outlier scores, see `outliers.outlier_scores`.
+      sizes: float32 [num_clients], sizes of the uploads, see `outliers.size_ratios`.
       refused: bool [num_clients], uploads left out as outliers, see `outliers.without_outliers`.
       miscounted: bool [num_clients], uploads left out for their counts, see
         `counts.without_miscounted`.
@@ -110,7 +110,7 @@ class ServerResult(NamedTuple):
 
     metrics: Metrics
     finite: jax.Array
-    far: jax.Array
+    sizes: jax.Array
     refused: jax.Array
     miscounted: jax.Array
 
@@ -152,13 +152,12 @@ def server_round(
 
     def run(server, received: dict[str, Received], *inputs):
         counted, miscounted = without_miscounted(method, num_clients, received)
-        summarised = summaries(counted)
-        far = outlier_scores(method, num_clients, summarised)
-        accepted, refused = without_outliers(num_clients, counted, summarised, refuse_outliers)
+        sizes = size_ratios(num_clients, counted)
+        accepted, refused = without_outliers(counted, sizes, refuse_outliers)
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
         result = ServerResult(
-            metrics=metrics, finite=finite, far=far, refused=refused, miscounted=miscounted
+            metrics=metrics, finite=finite, sizes=sizes, refused=refused, miscounted=miscounted
         )
         return select(finite, new, server), result
 

@@ -51,7 +51,7 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
-        return geometry.clip_to_round([vectors], bound, same_entries)[0][0]
+        return geometry.clip_to_round(vectors, bound, same_entries)
 
     return Defence("norm_bound", clip, by_entry=False, most_weight=bound)
 

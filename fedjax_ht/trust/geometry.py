@@ -104,64 +104,35 @@ def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:
     return jnp.where(count > 0, ordered[jnp.maximum(count - 1, 0) // 2], 0.0)
 
 
-def relative_to_round(
-    sizes: Sequence[jax.Array], counted: Sequence[jax.Array], least: jax.Array | float = 0.0
-) -> tuple[list[jax.Array], jax.Array]:
-    """Divides numbers by their median over all parts.
-
-    Args:
-      sizes: float [P, V] of each part.
-      counted: bool [P, V] of each part, the numbers that count.
-      least: the divisor where the median is below it.
-
-    Returns:
-      The quotients [P, V] of each part, 0 where a number does not count; and the median.
-    """
-    flat_sizes = jnp.concatenate(list(map(jnp.ravel, sizes)))
-    flat_counted = jnp.concatenate(list(map(jnp.ravel, counted)))
-    median = round_median(flat_sizes, flat_counted)
-    unit = jnp.maximum(jnp.maximum(median, least), TINY)
-    quotients = [jnp.where(counts, size / unit, 0) for size, counts in zip(sizes, counted)]
-    return quotients, median
-
-
-def clip_to_round(
-    parts: Sequence[Vectors], bound: float, same_entries: bool
-) -> list[tuple[Vectors, jax.Array]]:
-    """Clips vectors of one kind to `bound` times the round's length and distance.
+def clip_to_round(vectors: Vectors, bound: float, same_entries: bool) -> Vectors:
+    """Clips vectors to `bound` times the round's length and distance.
 
     A vector that is longer than `bound` times the round's length is scaled down to that. Then one
-    that is further from its part's geometric median than `bound` times the round's distance is
-    moved towards it.
+    that is further from the geometric median than `bound` times the round's distance is moved
+    towards it.
 
     Args:
-      parts: vectors with a geometric median of their own each.
-      bound: the largest length and distance, in units of the round's; inf clips nothing.
+      vectors: the vectors of P clients.
+      bound: the largest length and distance, in units of the round's.
       same_entries: False leaves distances out, since entries mean other things in each vector.
-
-    Returns:
-      Of each part the vectors, and the larger ratio of each before clipping, to the round's length
-      or distance: float32 [P, V], 0 where a vector is absent.
     """
 
-    def factor(ratio: jax.Array) -> jax.Array:
+    def factor(sizes: jax.Array, counted: jax.Array, unit: jax.Array) -> jax.Array:
+        ratio = jnp.where(counted, sizes / jnp.maximum(unit, TINY), 0)
         # A ratio may be infinite, and with an infinite bound the quotient would be NaN.
         return jnp.minimum(1, bound / jnp.clip(ratio, TINY, HUGE))
 
-    present = [vectors.present for vectors in parts]
-    ratios, length = relative_to_round(list(map(lengths, parts)), present)
-    parts = list(map(scaled, parts, map(factor, ratios)))
+    present, sizes = vectors.present, lengths(vectors)
+    length = round_median(sizes, present)
+    vectors = scaled(vectors, factor(sizes, present, length))
     if not same_entries:
-        return list(zip(parts, ratios))
-    centres = list(map(geometric_centre, parts))
-    offsets = list(map(minus, parts, centres))
+        return vectors
+    centre = geometric_centre(vectors)
+    offset = minus(vectors, centre)
     # Of one or two owners of a class nobody can tell which is right.
-    several = [arrived & (arrived.sum(0) > 2) for arrived in present]
-    distances, _ = relative_to_round(list(map(lengths, offsets)), several, EQUAL * length)
-    clipped = []
-    for centre, offset, ratio, distance in zip(centres, offsets, ratios, distances):
-        near = scaled(offset, factor(distance))
-        values = tuple(map(jnp.add, centre, near.values))
-        # `minus` without `known` leaves `held` as it is.
-        clipped.append((near._replace(values=values), jnp.maximum(ratio, distance)))
-    return clipped
+    several = present & (present.sum(0) > 2)
+    distances = lengths(offset)
+    distance = jnp.maximum(round_median(distances, several), EQUAL * length)
+    near = scaled(offset, factor(distances, several, distance))
+    values = tuple(map(jnp.add, centre, near.values))
+    return near._replace(values=values)  # `minus` leaves `held` as it is

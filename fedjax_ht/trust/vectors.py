@@ -139,26 +139,6 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
     return groups, put_back
 
 
-def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
-    """Takes square roots of the running variances in uplinks ("var" below "stats").
-
-    Uploads are compared so: a client whose inputs are s times another's has s times its running
-    means and deviations, but s^2 times its variances.
-    """
-
-    def deviation(path: tuple, leaf: Any) -> Any:
-        names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        if wire.is_leaf(leaf) or "stats" not in names or names[-1] != "var":
-            return leaf
-        return jnp.sqrt(jnp.abs(leaf))  # a client may send any number, negative ones too
-
-    out = {}
-    for name, r in received.items():
-        uplink = jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=wire.is_leaf)
-        out[name] = r._replace(uplink=uplink)
-    return out
-
-
 def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
     """Stacks the buckets' leaves of one index over clients; smaller arrays are padded."""
     arrays = list(map(wire.values_of, column))

@@ -54,7 +54,7 @@ def server(far=(), finite=True, **metrics) -> ServerResult:
 
 
 def test_round():
-    result = server({5: 1e30, 6: 28.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
+    result = server({5: 1e30, 6: 18.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
     report = joined_report(RESULTS, result, 0.25)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
     assert report.refused == (5,)

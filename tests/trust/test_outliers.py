@@ -1,5 +1,4 @@
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.context import Received
-from fedjax_ht.core.method import Wire
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.trust.geometry import HUGE
-from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
+from fedjax_ht.trust.outliers import MOST, size_ratios, without_outliers
 from tests.trust.uploads import buckets, received
 
 RNG = np.random.default_rng(0)
@@ -18,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 def test_the_outlier_is_named_in_every_entry_of_an_upload():
     received = buckets((30, 30))
-    usual = how_far("alike", 6, received)
+    usual = how_large(6, received)
     assert usual.shape == (6,) and usual[1] == usual[5] == 0 and (usual < 10).all()
     uplink = received["b"].uplink
     model = uplink["model"]
@@ -27,18 +25,38 @@ def test_the_outlier_is_named_in_every_entry_of_an_upload():
     weights = model | {"w": changed(model["w"], (1, 2, 1), -1e30)}
     for change in ({"model": weights}, {"rows": giant}):
         second = received["b"]._replace(uplink=uplink | change)
-        far = how_far("alike", 6, received | {"b": second})
-        assert far[4] > 1e20 and (np.delete(far, 4) < 10).all()
+        sizes = how_large(6, received | {"b": second})
+        assert 1e20 < sizes[4] <= MOST and (np.delete(sizes, 4) < 10).all()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def scores(uplinks: str, num_clients: int, received: dict[str, Received]) -> jax.Array:
-    return outlier_scores(SimpleNamespace(wire=Wire(uplinks)), num_clients, summaries(received))
+@functools.partial(jax.jit, static_argnums=0)
+def ratios(num_clients: int, received: dict[str, Received]) -> jax.Array:
+    return size_ratios(num_clients, received)
 
 
-def how_far(uplinks: str, num_clients: int, received: dict[str, Received]) -> np.ndarray:
-    """`outlier_scores` of uploads of a method with such `uplinks`."""
-    return np.asarray(scores(uplinks, num_clients, received))
+def how_large(num_clients: int, received: dict[str, Received]) -> np.ndarray:
+    return np.asarray(ratios(num_clients, received))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sizes_are_those_of_a_slow_reference(masked):
+    arrived = np.arange(7) != 2
+    rows = RNG.normal(size=(7, 5, 3)).astype(np.float32) * 2.0 ** np.arange(7)[:, None, None]
+    mask = RNG.random((7, 5)) < 0.6
+    mask[:, 0] = True
+    if masked:
+        uplink = Masked(jnp.asarray(rows), jnp.asarray(mask))
+        entries = [np.abs(of_client[sent]) for of_client, sent in zip(rows, mask)]
+    else:
+        uplink = {"w": jnp.asarray(rows), "b": jnp.asarray(rows[:, 0])}
+        entries = [np.abs(np.append(of_client, of_client[0])) for of_client in rows]
+    expected = np.zeros(7)
+    for size in (np.max, lambda x: np.sqrt(np.mean(x**2))):
+        sizes = np.array(list(map(size, entries)))
+        median = np.sort(sizes[arrived])[2]  # the lower one of six
+        expected = np.maximum(expected, np.where(arrived, sizes / median, 0))
+    found = how_large(7, {"a": received(uplink, arrived.tolist())})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def changed(x: jax.Array, place: tuple[int, ...], value: float) -> jax.Array:
@@ -48,39 +66,24 @@ def changed(x: jax.Array, place: tuple[int, ...], value: float) -> jax.Array:
     return jnp.asarray(x)
 
 
-def test_far_off_names_a_vector_that_points_elsewhere_and_the_largest_entry_of_a_long_one():
-    x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
-    x[5] *= -1
-    long = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
-    long[5, 1] = 1e6  # none of those that lengths are compared by
-    for values, uplinks, expected in ((x, "alike", [5]), (x, "own", []), (long, "alike", [5])):
-        far = how_far(uplinks, 8, plain(values))
-        assert np.flatnonzero(far > 10).tolist() == expected
-
-
 @pytest.mark.parametrize("giant", [1e38, -3e38, [1e38, -3e38]], ids=str)
-def test_far_off_names_giants_whose_squares_and_differences_overflow(giant):
+def test_giants_whose_squares_overflow_are_named(giant):
     values = RNG.normal(0, 0.1, (8, 6, 40)).astype(np.float32)
     values[5] = np.resize(np.float32(giant), 40)
     mask = np.ones((8, 6), bool)
     mask[2, 3:], values[2, 3:] = False, np.nan
     rows = Masked(jnp.asarray(values), jnp.asarray(mask))
     for uplink in (jnp.asarray(values[:, 0]), rows):
-        far = how_far("alike", 8, {"a": received(uplink, [True] * 8)})
-        assert far[5] > 1e20 and (np.delete(far, 5) < 10).all()
+        sizes = how_large(8, {"a": received(uplink, [True] * 8)})
+        assert 1e20 < sizes[5] <= MOST and (np.delete(sizes, 5) < 10).all()
 
 
-def test_far_off_is_the_same_in_other_units():
+def test_uploads_that_are_all_giants_are_compared_by_their_largest_entries():
     x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
-    x[5] *= -1
-    usual, large = (how_far("alike", 8, plain(values)) for values in (x, x * np.float32(2.0**126)))
-    np.testing.assert_allclose(large, usual, rtol=1e-5)
-
-
-def test_equal_uploads_are_not_far_off():
-    same = np.tile(RNG.normal(size=50).astype(np.float32), (6, 1))
-    same[0] *= np.float32(1 + 2e-7)
-    assert (how_far("alike", 6, plain(same)) < 2).all()
+    x[5] *= 50
+    for unit in (1.0, 2.0**120):
+        sizes = how_large(8, plain(x * np.float32(unit)))
+        assert 40 < sizes[5] < 60 and (np.delete(sizes, 5) < 2).all()
 
 
 def plain(x) -> dict[str, Received]:
@@ -91,7 +94,7 @@ def plain(x) -> dict[str, Received]:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def arrivals(received: dict[str, Received], times: float, num_clients: int):
     """Returns bucket name -> rows that arrived after `without_outliers`, and who is refused."""
-    kept, outliers = without_outliers(num_clients, received, summaries(received), times)
+    kept, outliers = without_outliers(received, size_ratios(num_clients, received), times)
     for name, r in received.items():
         assert kept[name].uplink is r.uplink and kept[name].info is r.info
     return {name: r.arrived for name, r in kept.items()}, outliers

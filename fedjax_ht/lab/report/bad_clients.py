@@ -44,11 +44,8 @@ def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> st
     """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
     (14.8x)".
 
-    A factor is how many times the round's median an upload's length, its distance from the middle
-    of all, or its largest entry is, whichever is most; the text calls all three a norm.
-
     Args:
-      far_off: (id, factor) of each client, see `trust.outliers.outlier_scores`.
+      far_off: (id, factor) of each client, see `trust.outliers.size_ratios`.
       most: clients that are named, those of the largest factors.
     """
     by_factor = operator.itemgetter(1)
