@@ -1,0 +1,90 @@
+r"""Follows global prototypes through a run: margins, norms, drift, and what the drift costs.
+
+    python -m experiments.prototype_drift --config=cifar10_practical:method=fedtgp \
+        --config.method.options.variant=released --config.shared_init=True --csv=drift.csv
+
+Clients train with the prototypes of the round before, and are scored with new ones. Each round of
+the first trial has a line: the method's margin and losses; the mean norm of the prototypes, the
+mean distance to the nearest other one, and the mean distance from those of the round before. Rounds
+that the config evaluates have the accuracy by each rule, mean over clients, with the new prototypes
+and with those that the clients trained with.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import app, flags
+
+import fedjax_ht as fl
+from experiments.margins import prototype_margins
+from experiments.rows import write_rows
+from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.config_files import define_config
+from fedjax_ht.lab.runs.plan import Run, plan
+
+_CONFIG = define_config()
+_CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
+
+
+def measures(values: np.ndarray, present: np.ndarray, before: np.ndarray | None) -> dict:
+    """Measures prototypes, float [C, K] and bool [C], beside those of the round before."""
+    row = {
+        "norm": np.linalg.norm(values[present], axis=1).mean(),
+        "nearest": np.nanmean(prototype_margins(values, present).nearest),
+    }
+    if before is not None:
+        row["drift"] = np.linalg.norm((values - before)[present], axis=1).mean()
+    return row
+
+
+def followed(run: Run) -> Iterator[dict]:
+    """Plays the first trial of a run, and yields a row a round."""
+    data = fl.make_federation_data(run.dataset, run.partitions[0], run.federation)
+    simulation = fl.make_simulation(run.method, run.federation, data, options=run.options)
+    state, before, server = simulation.init(), None, None
+    for number in range(1, run.config.rounds + 1):
+        trained_with = server
+        state, report = simulation.run_round(state, False)
+        server = jax.tree.map(np.array, state.server)  # the next round reuses its arrays
+        sent = run.method.view.prototypes(server)
+        values, present = np.asarray(sent.values, np.float64), np.asarray(sent.mask)
+        row = {"round": number} | report.metrics | report.server_metrics
+        row |= measures(values, present, before)
+        if number % run.config.evaluate.every == 0:
+            for name, of_server in (("new", server), ("before", trained_with)):
+                if of_server is None:  # of the first round
+                    continue
+                scores = simulation.evaluate(state._replace(server=of_server)).accuracy["test"]
+                row |= {f"{name}_{rule}": np.nanmean(scores[rule]) for rule in simulation.rules}
+        yield row
+        before = values
+
+
+def main(_) -> None:
+    try:
+        if not _CSV.value or _CONFIG.value is None:
+            raise ValueError("give --config and --csv; see --help")
+        runs = plan(typed_config(_CONFIG.value.fields)).runs
+        if len(runs) > 1:
+            raise ValueError(
+                f"{', '.join(runs)}: name one method, as in --config=FILE:method=fedtgp"
+            )
+        (run,) = runs.values()
+        if run.method.view.prototypes is None:
+            raise ValueError(f"{run.label} has no global prototypes")
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    rows: list[dict] = []
+    for row in followed(run):
+        rows.append(row)
+        fields = list(dict.fromkeys(name for row in rows for name in row))
+        write_rows(
+            Path(_CSV.value), fields, [[row.get(name, "") for name in fields] for row in rows]
+        )
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
