@@ -10,8 +10,9 @@ them. `heads=one_shot` fits one linear head for all by AFL and FedCGS, in one ro
 
 Mean over clients, trials 0 to 2 and their deviation. Best of 20 rounds: LG-FedAvg 90.65 +- 0.84 %,
 local training 89.77 +- 1.27, FedProto 87.65 +- 1.17. One round: AFL 82.92 +- 1.84 %, FedCGS 83.21
-+- 1.98. Nothing was tuned. The first run takes 92 seconds of processor time on a shared AMD
-EPYC (jax 0.10.2, 29 November 2026), mostly compilation, a later one 29; `heads=one_shot` takes 32.
++- 1.98. Nothing was tuned. The first run takes 76 seconds of processor time on a shared AMD EPYC
+(jax 0.10.2, 29 November 2026; 124 on an older one, Zen 3), mostly compilation, a later one 29;
+`heads=one_shot` takes 32.
 """
 
 import flax.linen as nn

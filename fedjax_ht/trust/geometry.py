@@ -18,7 +18,6 @@ from fedjax_ht.trust.vectors import Vectors
 WEISZFELD_STEPS = 8
 EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
 TINY = float(jnp.finfo(jnp.float32).tiny)
-HUGE = float(jnp.finfo(jnp.float32).max)
 
 
 def largest(vectors: Vectors) -> jax.Array:
@@ -119,8 +118,7 @@ def clip_to_round(vectors: Vectors, bound: float, same_entries: bool) -> Vectors
 
     def factor(sizes: jax.Array, counted: jax.Array, unit: jax.Array) -> jax.Array:
         ratio = jnp.where(counted, sizes / jnp.maximum(unit, TINY), 0)
-        # A ratio may be infinite, and with an infinite bound the quotient would be NaN.
-        return jnp.minimum(1, bound / jnp.clip(ratio, TINY, HUGE))
+        return jnp.minimum(1, bound / jnp.maximum(ratio, TINY))
 
     present, sizes = vectors.present, lengths(vectors)
     length = round_median(sizes, present)

@@ -7,7 +7,6 @@ import pytest
 
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.trust.geometry import HUGE
 from fedjax_ht.trust.outliers import MOST, size_ratios, without_outliers
 from tests.trust.uploads import buckets, received
 
@@ -130,7 +129,7 @@ def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
     for place in places:
         with_giant = received | {"b": received["b"]._replace(uplink=place)}
         assert refused(with_giant) == [4]
-        assert refused(with_giant, 0.0) == refused(with_giant, HUGE) == []
+        assert refused(with_giant, 0.0) == refused(with_giant, MOST) == []
     absent = received["b"]._replace(uplink=place, arrived=jnp.array([True, False]))
     assert refused(received | {"b": absent}) == []
     unsent = with_row(rows, giant, False)
