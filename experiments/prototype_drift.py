@@ -21,11 +21,10 @@ import fedjax_ht as fl
 from experiments.margins import prototype_margins
 from experiments.rows import write_rows
 from fedjax_ht.lab.cli import fail, parse_flags
-from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.config.config_files import define_config
 from fedjax_ht.lab.runs.plan import Run, plan
+from fedjax_ht.lab.runs.run import configured
 
-_CONFIG = define_config()
+# --config is that of fedjax_ht.lab.runs.run.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 
 
@@ -65,9 +64,10 @@ def followed(run: Run) -> Iterator[dict]:
 
 def main(_) -> None:
     try:
-        if not _CSV.value or _CONFIG.value is None:
+        if not _CSV.value:
             raise ValueError("give --config and --csv; see --help")
-        runs = plan(typed_config(_CONFIG.value.fields)).runs
+        config, _ = configured()
+        runs = plan(config).runs
         if len(runs) > 1:
             raise ValueError(
                 f"{', '.join(runs)}: name one method, as in --config=FILE:method=fedtgp"
