@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedjax_ht.core import wire
 from fedjax_ht.core.context import Received
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.trust.geometry import round_median
 
 FEWEST = 3  # uploads that have a median which no single one of them decides
 LEAST = 1e-3  # of a median: below it most uploads are updates at rest, and any other is large
@@ -38,12 +39,9 @@ def size_ratios(num_clients: int, received: dict[str, Received]) -> jax.Array:
     of_buckets = [_sizes(r.uplink, len(r.arrived)) for r in received.values()]
     sizes, holds = (jnp.concatenate(x, axis=1) for x in zip(*of_buckets))
     counted = holds & arrived
-    count = counted.sum(1)
+    usual = jax.vmap(round_median)(sizes, counted)[:, None]
+    certain = (counted.sum(1, keepdims=True) >= FEWEST) & (usual >= LEAST) & jnp.isfinite(usual)
     # What did not arrive may be NaN.
-    ordered = jnp.sort(jnp.where(counted, sizes, jnp.inf), axis=1)
-    middle = jnp.maximum(count - 1, 0) // 2  # the lower one of two
-    usual = jnp.take_along_axis(ordered, middle[:, None], axis=1)
-    certain = (count >= FEWEST)[:, None] & (usual >= LEAST) & jnp.isfinite(usual)
     times = jnp.where(certain & counted, sizes / jnp.maximum(usual, LEAST), 0)
     largest = jnp.minimum(times.max(0, initial=0), MOST)
     return jnp.zeros(num_clients).at[ids].max(largest)

@@ -54,8 +54,8 @@ def test_sizes_are_those_of_a_slow_reference(masked):
         sizes = np.array(list(map(size, entries)))
         median = np.sort(sizes[arrived])[2]  # the lower one of six
         expected = np.maximum(expected, np.where(arrived, sizes / median, 0))
-    found = how_large(7, {"a": received(uplink, arrived.tolist())})
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    uploads = {"a": received(uplink, arrived.tolist())}
+    np.testing.assert_allclose(how_large(7, uploads), expected, rtol=1e-5)
 
 
 def changed(x: jax.Array, place: tuple[int, ...], value: float) -> jax.Array:
@@ -83,6 +83,18 @@ def test_uploads_that_are_all_giants_are_compared_by_their_largest_entries():
     for unit in (1.0, 2.0**120):
         sizes = how_large(8, plain(x * np.float32(unit)))
         assert 40 < sizes[5] < 60 and (np.delete(sizes, 5) < 2).all()
+
+
+def test_one_large_entry_of_a_long_upload_is_named():
+    long = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
+    long[5, 1] = 1e6
+    assert np.flatnonzero(how_large(8, plain(long)) > 10).tolist() == [5]
+
+
+def test_equal_uploads_are_not_far_off():
+    same = np.tile(RNG.normal(size=50).astype(np.float32), (6, 1))
+    same[0] *= np.float32(1 + 2e-7)
+    assert (how_large(6, plain(same)) < 2).all()
 
 
 def plain(x) -> dict[str, Received]:
