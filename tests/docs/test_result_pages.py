@@ -299,9 +299,8 @@ FILE = Path(__file__).parents[2] / "benchmarks/results/honest_uploads.csv"
 def test_no_honest_upload_was_refused_or_named():
     with FILE.open() as file:
         rows = list(csv.DictReader(file))
-    sizes, scores = ([row for row in rows if row["measure"] == x] for x in ("size", "score"))
-    assert max(float(row["largest"]) for row in sizes) < 30
-    assert SimulationOptions().refuse_outliers == 1000
-    assert max(float(row["largest"]) for row in scores) < FAR_OFF
-    assert not any(int(row["beyond 30"]) for row in sizes)
-    assert sum(int(row["beyond 10"]) for row in sizes) == 2
+    largest = [float(row["largest"]) for row in rows]
+    assert max(largest) < FAR_OFF < SimulationOptions().refuse_outliers
+    assert sorted(largest)[-2] < 7.3
+    assert sum(int(row["beyond 10"]) for row in rows) == 2
+    assert sum(int(row["uploads"]) for row in rows) == 24_199 and len(rows) == 31
