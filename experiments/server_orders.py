@@ -25,6 +25,7 @@ from experiments.prototype_margins import client_prototypes
 from experiments.rows import write_rows
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.wire import Masked
+from fedjax_ht.data.partition import class_counts
 from fedjax_ht.lab.cli import fail, parse_flags
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.methods import METHODS
@@ -57,12 +58,8 @@ def rows_of(loaded: LoadedRun, trial: int, orders: int) -> Iterator[dict]:
     """Yields a row a training."""
     run, state = loaded.run, loaded.state
     values, present = map(jnp.asarray, client_prototypes(loaded, trial))
-    labels = np.asarray(run.dataset.labels)
-    counts = np.stack(
-        [
-            np.bincount(labels[client.train], minlength=present.shape[1])
-            for client in run.partitions[trial]
-        ]
+    counts = class_counts(
+        run.dataset.labels, run.partitions[trial], num_classes=run.federation.num_classes
     )
     first = loaded.simulation.rules[0]
 
