@@ -1,4 +1,4 @@
-"""The laboratory: everything with a file, a folder, a flag or a page. Needs the extra `run`."""
+"""Everything that uses files, folders, flags or pages. Needs the extra `run`."""
 
 import lazy_loader
 

@@ -1,5 +1,7 @@
-"""Parses command lines, and reports every mistake in one line with exit code 2; config_files.py
-parses --config."""
+"""Parses command lines, and reports each user error in one line with exit code 2.
+
+config_files.py parses --config.
+"""
 
 import functools
 import os
@@ -13,14 +15,14 @@ from absl import flags
 from fedjax_ht.check.names import unknown
 from fedjax_ht.core.user_code import user_modules_in
 
-# warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
+# Warnings only: orbax and jax log much at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
 SEE_HELP = "`--help` shows the flags"
 TRUST = "Run the code that the run's config.json names: module:function, and its config file."
 
 
 class BadConfigFile(Exception):
-    """A config file is wrong. One line."""
+    """A config file is invalid. One line."""
 
 
 def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
@@ -28,9 +30,9 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
 
     Args:
       error: the error to print.
-      code: the exit code; 2 for an input that was wrong from the start.
-      at_once: True gives other threads no time: they wait for what the end takes from them, and
-        would print so.
+      code: the exit code; 2 for invalid input.
+      at_once: True exits without cleanup. Threads that still wait for resources of this process
+        would otherwise print errors.
     """
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     if at_once:
@@ -41,14 +43,14 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
 def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
     """Parses a command line.
 
-    A mistake in it, or in a config file or override that it names, ends the program with one line.
+    A mistake in it, or in a config file or override, ends the program with a one-line error.
 
     Args:
-      arguments: the program's name, and what follows it.
-      takes_words: True for a command that takes words beside flags.
+      arguments: the program's name and its arguments.
+      takes_words: True for a command that takes positional arguments besides flags.
 
     Returns:
-      The program's name and the words.
+      The program's name and the positional arguments.
     """
     try:
         rest = flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
@@ -66,13 +68,15 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
 
 
 def config_folder(named: str) -> str:
-    """Returns the folder of "FILE[:ARGUMENT]", in which a config's own modules may lie."""
+    """Returns the folder of "FILE[:ARGUMENT]", which may hold a config's own modules."""
     return str(Path(named.partition(":")[0]).resolve().parent)
 
 
 def orderly_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
-    """Returns a command's main that ends with one line for what a user got wrong, and to which a
-    "module:function" may lie beside the file of --config."""
+    """Wraps a command's main so that a user error ends it with one line.
+
+    A "module:function" may name a module in the folder of --config's file.
+    """
 
     @functools.wraps(main)
     def wrapped(arguments: list[str]) -> None:
@@ -88,9 +92,11 @@ def orderly_main(main: Callable[[list[str]], None]) -> Callable[[list[str]], Non
 
 
 def unknown_flag(name: str, argument: str) -> str:
-    """Returns a suggestion for an unknown flag `name`, written as `argument`; of a command with
-    --config its `config_files.ConfigParser` knows the fields."""
+    """Returns a suggestion for an unknown flag `name`, written as `argument`.
+
+    Commands with --config ask its `config_files.ConfigParser`, which knows the fields.
+    """
     if "config" in flags.FLAGS:
-        parser: Any = flags.FLAGS["config"].parser  # absl declares the class of all parsers alone
+        parser: Any = flags.FLAGS["config"].parser  # absl declares only the base class of parsers
         return parser.unknown_flag(name, argument)
     return unknown("flag", name, list(flags.FLAGS), SEE_HELP)

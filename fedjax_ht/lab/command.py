@@ -1,5 +1,7 @@
-"""Runs `fedjax-ht COMMAND`, the one program of the library; python -m experiments.main is
-fedjax-ht run."""
+"""Runs `fedjax-ht COMMAND`, the library's only program.
+
+`python -m experiments.main` is the same as `fedjax-ht run`.
+"""
 
 import contextlib
 import functools
@@ -22,9 +24,9 @@ class Command(NamedTuple):
     """A command of the program.
 
     Attributes:
-      module: name of the module that has its `main`.
+      module: name of the module that defines its `main`.
       about: a description for the overview.
-      takes_words: True for a command that takes words beside flags.
+      takes_words: True for a command that takes positional arguments besides flags.
     """
 
     module: str
@@ -76,8 +78,8 @@ def main(command: str | None = None) -> None:
       command: the command's name; by default the first argument.
     """
     end_on_signals()  # before anything that takes time to import
-    # Traced programs are many objects that live on. To look for garbage after every 700 of them
-    # (2,000 from Python 3.13 on) is a tenth of a short run.
+    # Traced programs are many long-lived objects. A collection after every 700 of them (2,000 from
+    # Python 3.13 on) takes a tenth of a short run.
     gc.set_threshold(20_000, 20, 50)
     print_any_text()
     arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
@@ -116,8 +118,10 @@ def main(command: str | None = None) -> None:
 
 
 class _Printable:
-    """A stream whose text cannot steer the terminal: labels, class names and messages may come
-    from a file of somebody else."""
+    """A stream that escapes control characters, so that text cannot steer the terminal.
+
+    Labels, class names and messages may come from untrusted files.
+    """
 
     def __init__(self, stream: Any, printable: Callable[[str], str]):
         self._stream, self._printable = stream, printable
@@ -130,14 +134,16 @@ class _Printable:
 
 
 def print_any_text() -> None:
-    """Lets names of classes and files be printed where the locale has no letters for them, as
-    Python's standard error does."""
+    """Escapes characters that the locale cannot encode, as Python's standard error does.
+
+    Names of classes and files may hold any character.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(text: str) -> None:
-    """Prints the text that a command is called for."""
+    """Prints the output of a command."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # a reader such as `head` has seen enough

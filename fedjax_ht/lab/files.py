@@ -1,7 +1,7 @@
-"""Opens files for writing: whole or not at all, and never through a link. Makes CSV text.
+"""Opens files for writing, atomically and never through a link. Makes CSV text.
 
-Every file that a run writes in its folder is opened here. The folder may have come from elsewhere,
-with links in it to files of whoever looks at it.
+A run opens all files in its folder for writing here. The folder may come from elsewhere and hold
+links to its reader's files.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
-"""Errors that say nothing about a file: the process or the machine had too much open, or was
-interrupted. The same call may succeed a little later."""
+"""Errors that say nothing about a file: too many open files, no memory, or an interrupted call. The
+same call may succeed later."""
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     """Opens a temporary file beside `path`, and renames it into place at the end of the block.
 
-    It is removed if the block ends with an error. Its content is on disk before it has its name, so
-    that a power failure leaves the file of before or the new one.
+    It is removed if the block raises. Its content is on disk before the rename, so that a power
+    failure leaves either the old file or the new one.
 
     Raises:
-      OSError: it cannot be written; it names `path`, or the temporary file.
+      OSError: it cannot be written; the error names `path`, or the temporary file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,27 +53,27 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
 
 
 def plain_open(path: Path | str, mode: str) -> IO:
-    """Opens a file itself, where a half written one does no harm.
+    """Opens a file directly, for uses in which a half-written file does no harm.
 
     Args:
-      path: the path of a regular file, or one where no file is yet.
-      mode: "x" for a new file, "a" or "a+" to append to one; with "b" for bytes.
+      path: the path of a regular file, or of a new one.
+      mode: "x" creates a file, "a" and "a+" append to one; with "b" for bytes.
 
     Raises:
       OSError: it is a link, or with "x" it exists.
-      ValueError: it is no regular file. One line.
+      ValueError: it is not a regular file. One line.
     """
     if "b" in mode:
         return open(path, mode, opener=_open_regular)
-    # UTF-8, and line ends as they are; a name of a file may hold bytes that are no UTF-8, which
-    # Python has as lone surrogates
+    # UTF-8, without conversion of line ends. File names may hold bytes that are not UTF-8, which
+    # Python represents by lone surrogates.
     return open(
         path, mode, encoding="utf-8", errors="backslashreplace", newline="", opener=_open_regular
     )
 
 
 def _open_regular(path: str, flags: int) -> int:
-    # O_NONBLOCK: a pipe that nobody reads would be waited for
+    # without O_NONBLOCK, opening a pipe without a reader would block
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -83,8 +83,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def named(path: Path | str) -> Iterator[None]:
-    """Gives an OSError of the block the path, if it names none: those of `write` and `fsync` do
-    not."""
+    """Adds the path to an OSError of the block that names none, as those of `write` and `fsync`."""
     try:
         yield
     except OSError as error:
@@ -94,7 +93,7 @@ def named(path: Path | str) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Asks the system to put the names of a folder's files on disk, after a rename."""
+    """Asks the system to write a folder's entries to disk, after a rename."""
     # the files themselves are in place, and not every file system can sync a folder
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
@@ -105,8 +104,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_caused_by(error: BaseException | None, codes: Collection[int]) -> bool:
-    """Returns whether an OSError with one of these errnos caused an error, whatever was made of
-    it."""
+    """Returns whether an OSError with one of these errnos is the error or among its causes."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in codes:
             return True
@@ -115,10 +113,10 @@ def is_caused_by(error: BaseException | None, codes: Collection[int]) -> bool:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder with a symbolic link in it, at any depth; the folder may be one itself.
+    """Rejects a folder with a symbolic link in it, at any depth; the folder itself may be one.
 
-    A rename or a new file in a linked folder would land where the link points, and what is read
-    through a link would become part of a page that is handed on.
+    A rename or a new file in a linked folder would land at the link's target. Content read through
+    a link would end up in a page that is shared.
 
     Raises:
       ValueError: there is a link, a pipe, a socket or a device. One line.
@@ -143,14 +141,14 @@ def refuse_links(folder: Path) -> None:
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters of what spreadsheets take for a formula; white space before one is skipped."""
+"""First characters that make a spreadsheet read a cell as a formula; leading spaces are skipped."""
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     r"""Returns rows as CSV, with the line ends of RFC 4180.
 
-    A text that a spreadsheet would compute stands behind a quote; a number stays a number. Names of
-    columns and entries may come from elsewhere, such as another's run or a deployment's client.
+    Text that a spreadsheet would compute gets a leading quote; numbers stay numbers. Names of
+    columns and entries may come from elsewhere, e.g. another user's run or a deployed client.
 
         >>> csv_text([["=1+1", "-1.5", -1.5, "-"]])
         "'=1+1,-1.5,-1.5,-\r\n"

@@ -1,11 +1,11 @@
-"""The version of the library that runs, which pip's note of an installed copy may not be."""
+"""The version of the running library, which may differ from pip's metadata of an installed copy."""
 
 import sys
 from typing import Any
 
 
 def library_version() -> str:
-    """Returns `fedjax_ht.__version__`, of the code that runs."""
-    # packages below do not import the library's own names
+    """Returns `fedjax_ht.__version__` of the running code."""
+    # lower packages do not import the library's top level
     library: Any = sys.modules["fedjax_ht"]
     return library.__version__

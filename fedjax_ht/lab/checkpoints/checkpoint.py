@@ -1,21 +1,23 @@
-"""Saves and restores runs, bit for bit, by checkpoints that write changed states only.
+"""Saves and restores runs, bit for bit, with incremental checkpoints.
 
-The newest few stay.
+The newest few are kept.
 
-A run's first client states are a pure function of its config and seed, so a client that never
-changed is not stored. A checkpoint writes the states that changed since the one that it builds on
-as a segment, a folder (`segments`), and beside it what is small: server, history, and for every
-client which segment holds its newest state. Restoring is `simulation.init()` and the states of the
-segments written over it.
+A run's initial client states are a pure function of its config and seed, so that unchanged clients
+are not stored. A checkpoint writes the states that changed since its base checkpoint as a segment,
+a folder (`segments`). Beside it lies the small rest: server, history, and for every client the
+segment with its newest state. Restoring takes `simulation.init()` and overwrites it with the states
+of the segments.
 
-Where two or more checkpoints stay, each builds on the one before the last, or on none where its
-process has neither written nor read that: two in a row share no file, so that no single damage
-takes both. Where few clients change between checkpoints that is up to twice the bytes written, and
-up to four times the states that have ever changed kept; where all do, it is not one byte more.
+With two or more checkpoints kept, each builds on the last but one before it. It builds on none if
+its process has neither written nor read that one. Two in a row thus share no file, so that no
+single damage destroys both. If few clients change between checkpoints, this writes up to twice the
+bytes, and keeps up to four times the states that have ever changed. If all change, it costs not a
+byte more.
 
-Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`):
-they are looked at before anything is read. What cannot be read is passed over, and moved aside when
-the run goes on; it is never deleted."""
+Every folder holds the checksums of its files, and a checkpoint those of its segments (`sealed`).
+They are verified before anything is read. Unreadable checkpoints are skipped, and moved aside when
+the run resumes; they are never deleted.
+"""
 
 import contextlib
 import importlib.metadata
@@ -42,12 +44,12 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 _LOGGER = logging.getLogger(__name__)
 
 CHAINS = 2  # checkpoints in a row that share no segment
-COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
-# more is cut into several segments, so that host memory needs no second copy of all states
+COPIED_BYTES = 4 << 30  # beyond this, the run waits until all is written
+# larger checkpoints are cut into segments, so that host memory needs no second copy of all states
 SEGMENT_BYTES = 64 << 20
 
 RANDOM = "random.json"
-"""File of a checkpoint with the random generator of its run."""
+"""File of a checkpoint with the settings of the run's random generator."""
 SUMS = "simulation.json"
 """File of a checkpoint that `save` wrote, with the checksums of its simulation."""
 SMALL = "small"
@@ -55,7 +57,7 @@ SMALL = "small"
 
 
 class OtherSimulation(ValueError):
-    """A checkpoint is of another course than the simulation that it is read for. One line."""
+    """A checkpoint was saved from another simulation than the one that reads it. One line."""
 
 
 class Copied(NamedTuple):
@@ -64,7 +66,7 @@ class Copied(NamedTuple):
     Attributes:
       state: the state without the clients' states.
       history: rows of the run's history.
-      parts: rows and their states, one part a segment; a generator reads each when it is written.
+      parts: rows and their states, one part per segment; a generator reads each when written.
       size: bytes of the clients' states in `parts`.
     """
 
@@ -79,14 +81,14 @@ class Checkpointer:
 
     Args:
       directory: folder of the checkpoints, one folder each, named by its round.
+      directory: folder of the checkpoints, one folder each, named by its round.
       simulation: the simulation of the run.
-      keep: number of checkpoints that stay, the newest; at least 1.
-      background: True writes in a thread while the run goes on. With several processes, or more
-        than `COPIED_BYTES` to write, the run waits all the same.
-      trial: number of the run among those of its entry; of another than the first the name of the
-        folder ends in it.
-      sums: checksums of the simulation, see `program.simulation_sums`, which a checkpoint carries
-        and must have; None for a run whose folder has an identity.
+      keep: number of newest checkpoints to keep; at least 1.
+      background: True writes in a thread while the run continues. The run still waits with several
+        processes, or with more than `COPIED_BYTES` to write.
+      trial: number of the run among those of its entry; if not 0, the folder's name ends in it.
+      sums: checksums of the simulation, see `program.simulation_sums`, to store in a checkpoint and
+        to compare with; None for a run whose folder has an identity.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Checkpointer:
         self._segments = segments.beside(self._directory)
         self._simulation, self._keep = simulation, keep
         self._chains = min(keep, CHAINS)
-        # of the newest that this object saved or read
+        # of the newest checkpoints that this object saved or read
         self._placements: list[segments.Placement] = []
         self._reached = -1  # round of the last of them
         threaded = background and jax.process_count() == 1
@@ -112,12 +114,12 @@ class Checkpointer:
         self._writing: Future | None = None
 
     def save(self, state: SimulationState, history: Sequence[Row]) -> None:
-        """Writes a checkpoint, whole or not at all, named by the state's round.
+        """Writes a checkpoint, atomically, named by the state's round.
 
-        Returns when all is on disk; in the background, when what changed is copied, and what then
-        goes wrong is raised by the next `save`, `check` or `wait`. The round that was saved or
-        restored last is left as it is. Checkpoints of later rounds than that one are of another
-        course of the run, such as broken ones that were passed over; they are moved aside.
+        Returns when all is on disk; in the background, as soon as the changed states are copied.
+        The next `save`, `check` or `wait` raises errors of a background write. Saving the round
+        that was saved or restored last does nothing. Checkpoints of later rounds than that belong to
+        another course of the run, e.g. skipped damaged ones. They are moved aside.
         """
         self.wait()
         if self._reached > state.round:
@@ -127,36 +129,35 @@ class Checkpointer:
         if self._pool is None or copied.size > COPIED_BYTES:
             self._write(copied, base)
         else:
-            # the list reads all states now, before the run changes them
+            # list() reads all states now, before the run changes them
             copied = copied._replace(parts=list(copied.parts))
             self._writing = self._pool.submit(self._write, copied, base)
 
     def wait(self) -> None:
-        """Returns when all that was saved is on disk."""
+        """Waits until everything saved is on disk."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def check(self) -> None:
-        """Raises the error of a write in the background since the last call; it waits for
-        nothing."""
+        """Raises the error of a background write since the last call, without waiting."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def restore(
         self, warn: Callable[[str], None] = _LOGGER.warning
     ) -> tuple[SimulationState, list[dict]] | None:
-        """The newest state and history that can be read; None if there is none.
+        """Returns the newest readable state and its history; None if there is none.
 
-        A checkpoint that cannot be read is passed over with one line to `warn`, for the one before
-        it. On another kind of device than it was saved on, initial states may differ in their last
-        bit.
+        An unreadable checkpoint is skipped with a one-line message to `warn`, and the one before it
+        is tried. On another kind of device than it was saved on, initial states may differ in their
+        last bit.
 
         Raises:
-          OtherGenerator: this process draws other random numbers than the run: states of clients
-            that never took part, which no checkpoint holds, would be others.
+          OtherGenerator: this process draws other random numbers than the run. Clients that never
+            took part are in no checkpoint, and would get other states.
           OtherSimulation: the checkpoint is of a simulation with other sums.
-          OSError: too much is open to read it, or the like; see `PASSING`.
+          OSError: a temporary failure, such as too many open files; see `PASSING`.
         """
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
@@ -167,10 +168,10 @@ class Checkpointer:
                 state, placed, history = read(path, self._simulation)
             except (OtherGenerator, OtherSimulation):
                 raise
-            # whatever is wrong with one file, an older checkpoint may be whole
+            # any other error: an older checkpoint may be intact
             except Exception as error:
                 if is_caused_by(error, PASSING):
-                    raise  # the checkpoint may be whole: nothing is to be trained twice for it
+                    raise  # the checkpoint may be intact, and skipping it would repeat training
                 lines = str(error).splitlines()
                 reason = lines[0][:300] if lines else type(error).__name__
                 warn(f"checkpoint {path} cannot be read ({reason}); trying the one before it")
@@ -180,21 +181,21 @@ class Checkpointer:
         return None
 
     def follow(self, history: Sequence[dict]) -> None:
-        """Takes the newest checkpoint whose rows `history` begins with for the one that the run
-        goes on from, without reading its states: later ones are of another course."""
+        """Marks the newest checkpoint whose rows are the first of `history` as the one to resume
+        from, without reading its states. Later ones belong to another course of the run."""
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
-            with contextlib.suppress(OSError, ValueError):  # damaged: it is of no known course
+            with contextlib.suppress(OSError, ValueError):  # damaged: its course is unknown
                 past = sealed.read_json(self._directory / str(step), "history.json")
                 if past == list(history[: len(past)]):
                     self._placements, self._reached = [], step
                     return
 
     def _base(self, state: SimulationState) -> segments.Placement:
-        """The placement that the next checkpoint builds on, or that of no checkpoint."""
+        """Returns the placement that the next checkpoint builds on, or an empty one."""
         if len(self._placements) == self._chains:
             base = self._placements[0]
-            # segments may have been deleted under the run
+            # segments may have been deleted during the run
             if all((self._segments / str(segment)).exists() for segment in base.held):
                 return base
         where = {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}
@@ -220,8 +221,8 @@ class Checkpointer:
             if self._sums is not None:
                 sealed.write_json(half / SUMS, {"sums": self._sums, "versions": _versions()})
             sealed.place(path)
-            # the checkpoint is in place; what cannot be deleted goes before the next one, which
-            # names it if it cannot be deleted then either
+            # The checkpoint is in place. What cannot be deleted now is deleted with the next one,
+            # or named in its error.
             with contextlib.suppress(OSError):
                 for step in sealed.numbers(directory)[: -self._keep]:
                     sealed.remove(directory / str(step))
@@ -234,7 +235,7 @@ class Checkpointer:
 def copied_state(
     simulation: Simulation, state: SimulationState, history: Sequence[Row], base: segments.Placement
 ) -> Copied:
-    """Copies to host memory the state that a checkpoint after `base` is written from."""
+    """Copies to host memory what a checkpoint that builds on `base` is written from."""
     examples = _examples(simulation, state)
     row_bytes = {name: segments.bytes_of_row(example) for name, example in examples.items()}
     rows = segments.rows_to_write(base, state.changed, row_bytes)
@@ -252,14 +253,14 @@ def copied_state(
 
 
 def _examples(simulation: Simulation, state: SimulationState) -> dict[str, PyTree]:
-    """Bucket -> the state of its first row, of buckets whose clients keep one between rounds."""
+    """Bucket -> the state of its first row, for buckets whose clients keep a state."""
     first = np.zeros(1, np.int64)
     return {name: simulation.read_clients(state, name, first) for name in state.changed}
 
 
 def _small(state: SimulationState, where: dict[str, np.ndarray]) -> PyTree:
-    """The tree of a checkpoint's folder: a state without those of clients, and `Placement.where`,
-    which has the form of `changed`."""
+    """The tree in a checkpoint's folder: a state without those of clients, and `Placement.where`,
+    which has the structure of `changed`."""
     before = (state.server, state.last_round, state.changed)
     return (*before, where, state.waiting, state.reports)
 
@@ -271,7 +272,7 @@ def read(
 
     Raises:
       OtherGenerator: this process draws other random numbers than the run.
-      Exception: of any other kind, if a file is missing, damaged or of another simulation.
+      Exception: of any other type, if a file is missing, damaged or of another simulation.
     """
     held = segments.held(path)
     sealed.check(path)
@@ -302,16 +303,16 @@ def read(
 
 
 def check_sums(path: Path, sums: Mapping[str, str]) -> None:
-    """Raises an OtherSimulation where a checkpoint was saved from a simulation of other data,
-    another split, models, method, training or options; earlier versions noted none."""
+    """Raises OtherSimulation if a checkpoint's data, split, models, method, training or options
+    differ from `sums`. Checkpoints of earlier versions have no sums."""
     if not (path / SUMS).exists():
         return
     noted = sealed.read_json(path, SUMS)
-    # functions of another version have other sums
+    # the same functions have other sums in another version
     parts = list(sums) if noted["versions"] == _versions() else ["data", "split"]
     differing = [name for name in parts if noted["sums"].get(name) != sums[name]]
     if "training" in differing and "method" in differing:
-        differing.remove("method")  # which has the training in it
+        differing.remove("method")  # it includes the training
     if differing:
         raise OtherSimulation(
             f"{path} was saved from a simulation of another {', '.join(differing)}; load it "
@@ -326,15 +327,15 @@ def _versions() -> dict[str, str]:
 
 
 def of_trial(directory: Path, trial: int) -> Path:
-    """The folder with the checkpoints of one of an entry's trials."""
+    """The folder with the checkpoints of one trial of an entry."""
     return directory.with_name(f"{directory.name}.{trial}") if trial else directory
 
 
 def make_room(directory: Path, reached: int) -> None:
-    """Clears the folders before a run goes on from round `reached`, -1 for none.
+    """Prepares the folders for a run that resumes from round `reached`, -1 for none.
 
-    Later checkpoints, and segments that no other has, are moved aside; what a killed process left
-    half written goes.
+    Moves later checkpoints aside, with segments that no other one has, and deletes what a killed
+    process left half-written.
     """
     for folder in (directory, segments.beside(directory)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -343,13 +344,13 @@ def make_room(directory: Path, reached: int) -> None:
     later = [directory / str(step) for step in steps if step > reached]
     if later:
         unused = segments.unused(directory, [step for step in steps if step <= reached])
-        # the segments first: were this to end halfway, the checkpoints that need them are still
-        # later ones, and the next call moves the rest
+        # The segments first: if this is interrupted, the checkpoints that need them still count as
+        # later, and the next call moves the rest.
         sealed.set_aside([*unused, *later], directory.parent)
 
 
 def _together(point: str) -> None:
-    """Waits until every process of the run has come to this point."""
+    """Waits until every process of the run has reached this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(point)
 
@@ -363,7 +364,7 @@ def save(
     """Writes a checkpoint of a simulation, atomically, and its rows.
 
     The folder has the files of an entry of a run: checkpoints/, metrics.jsonl, metrics.csv and
-    clients.csv. The two newest checkpoints stay. Checkpoints whose rows are not the first of
+    clients.csv. The two newest checkpoints are kept. Checkpoints whose rows are not the first of
     `history` belong to another run, and are moved into set_aside_1 beside them.
 
         >>> state, history = fl.run(simulation, rounds=10)  # doctest: +SKIP
@@ -375,10 +376,10 @@ def save(
       folder: the folder to write to.
       simulation: the simulation of the state.
       state: the state, which stays valid.
-      history: all rows until that state, as `fl.run` returns them.
+      history: all rows up to that state, as `fl.run` returns them.
 
     Raises:
-      ValueError: there is a file in the folder's place. One line.
+      ValueError: `folder` is a file. One line.
       OSError: the folder cannot be written to.
     """
     folder = Path(folder)
@@ -403,8 +404,8 @@ def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, l
       simulation: a simulation of the same method, federation, data and options.
 
     Raises:
-      ValueError: the folder has no readable checkpoint that fits the simulation, or one of another
-        simulation. One line.
+      ValueError: no readable checkpoint fits the simulation, or it is of another simulation. One
+        line.
     """
     sums = simulation.program.sums()
     restored = Checkpointer(Path(folder) / CHECKPOINTS, simulation, sums=sums).restore()

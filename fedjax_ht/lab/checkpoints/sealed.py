@@ -1,6 +1,6 @@
-"""The numbered folders of checkpoints, which carry the checksums of their files.
+"""The numbered folders of checkpoints, sealed by checksums of their files.
 
-Each is whole and unchanged, or known to be damaged.
+Each is either intact or known to be damaged.
 """
 
 import hashlib
@@ -21,27 +21,27 @@ _HALF_WRITTEN = re.compile(r"[0-9]+\.tmp")
 
 
 def numbers(parent: Path) -> list[int]:
-    """The numbers of the numbered folders, ascending; whatever else lies there does not count.
+    """The numbers of the numbered folders, ascending; everything else is ignored.
 
-    There are none where `parent` is missing.
+    Empty if `parent` is missing.
     """
     if not parent.exists():
         return []
     folders = []
     for path in parent.iterdir():
-        # "007" is not how a number is written
+        # "007" is not such a number
         if path.is_dir() and path.name.isdecimal() and str(int(path.name)) == path.name:
             folders.append(int(path.name))
     return sorted(folders)
 
 
 def temporary(path: Path) -> Path:
-    """The name of a folder while it is written, before `place`, and while it is deleted."""
+    """The name of a folder while it is being written, before `place`, or deleted."""
     return path.with_name(f"{path.name}.tmp")
 
 
 def place(path: Path) -> None:
-    """Seals the folder `temporary(path)` and puts it in place, when all of it is on disk."""
+    """Seals the folder `temporary(path)` and renames it to `path`, once all of it is on disk."""
     half = temporary(path)
     files, folders = {}, [half]
     for file in sorted(half.rglob("*")):
@@ -69,7 +69,7 @@ def seal_of(folder: Path) -> str:
     """The checksum of a folder's checksums.
 
     Raises:
-      ValueError, OSError: there is none, or it is damaged.
+      ValueError, OSError: the seal is missing or damaged.
     """
     return _sha256_of(_checksums(folder))
 
@@ -78,12 +78,11 @@ def check(folder: Path, seal: str | None = None) -> None:
     """Compares every file with the seal of its folder.
 
     Args:
-      folder: a folder that was sealed.
-      seal: the seal that `seal_of` returned when the folder was written; None leaves that
-        comparison out.
+      folder: a sealed folder.
+      seal: the result of `seal_of` when the folder was written; None skips that comparison.
 
     Raises:
-      ValueError, OSError: a file is not as it was sealed, or the seal is another. One line.
+      ValueError, OSError: a file has changed, or the seal differs. One line.
     """
     files = _checksums(folder)
     if seal is not None and _sha256_of(files) != seal:
@@ -97,7 +96,7 @@ def read_json(folder: Path, name: str) -> Any:
     """The content of a JSON file in a sealed folder.
 
     Raises:
-      ValueError, OSError: the file has changed since, or is missing. One line.
+      ValueError, OSError: the file has changed or is missing. One line.
     """
     with open_regular(folder / name) as opened:
         text = opened.read()
@@ -107,7 +106,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def remove(path: Path) -> None:
-    """Deletes a folder, which is never half there under its name.
+    """Deletes a folder; under its own name it never exists in part.
 
     Raises:
       OSError: it cannot be deleted. One line.
@@ -117,7 +116,7 @@ def remove(path: Path) -> None:
 
 
 def remove_half_written(parent: Path) -> None:
-    """Deletes files and folders that a killed process left half written or half deleted."""
+    """Deletes files and folders that a killed process left half-written or half-deleted."""
     if not parent.exists():
         return
     for path in parent.iterdir():
@@ -128,17 +127,17 @@ def remove_half_written(parent: Path) -> None:
 def _delete(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
-    except OSError as error:  # it names a file without the folder that it is in
+    except OSError as error:  # it names a file without its folder
         raise OSError(f"{folder} cannot be deleted: {error}") from error
 
 
 def set_aside(paths: Iterable[Path], root: Path) -> Path | None:
     """Moves files and folders below `root` to root/set_aside_1, or the next free number.
 
-    They keep their paths below `root`; a path that does not exist is left out.
+    They keep their paths below `root`; paths that do not exist are skipped.
 
     Returns:
-      The folder that they are in now; None where no path exists.
+      Their new folder; None if no path exists.
     """
     paths = [path for path in paths if path.exists()]
     if not paths:

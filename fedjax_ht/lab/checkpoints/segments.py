@@ -1,9 +1,9 @@
-"""Arrays of a run in sealed folders: a tree is one .npz file, and the client states that changed
-between two checkpoints are a segment, a tree for each bucket.
+"""Arrays of a run in sealed folders, as .npz files with one pytree each.
 
-As in a log-structured file system (Rosenblum and Ousterhout, ACM TOCS 1992) the states of the
-emptiest segments move along into the next one, so that the segments of one checkpoint hold at most
-twice the states that have ever changed. Segments that no checkpoint refers to are deleted.
+A segment holds the client states that changed between two checkpoints, a tree per bucket. As in a
+log-structured file system (Rosenblum and Ousterhout, ACM TOCS 1992), the states of the emptiest
+segments move to the next one. The segments of a checkpoint thus hold at most twice the states that
+have ever changed. Segments without a checkpoint that refers to them are deleted.
 """
 
 import copy
@@ -27,11 +27,11 @@ ARRAYS = "arrays.npz"
 def save_tree(path: Path, tree: PyTree) -> None:
     """Writes a pytree of arrays and typed keys into a new folder, as one .npz file.
 
-    Arrays are named by the position of the leaf instead of its path, so that a file need not know a
+    Arrays are named by the position of the leaf, not its path, so that a file does not depend on a
     method's types.
 
-    Every process of a run makes the same call, since fetching an array that lies on several
-    processes takes all of them; the first one writes.
+    Every process of a run must call this, since fetching an array that spans several processes
+    involves all of them. Only the first one writes.
 
     Raises:
       OSError: it cannot be written. One line.
@@ -50,10 +50,10 @@ def save_tree(path: Path, tree: PyTree) -> None:
 
 
 def load_tree(path: Path, template: PyTree) -> PyTree:
-    """The tree that `save_tree` wrote, of the template's structure, shapes, dtypes and placement.
+    """The tree that `save_tree` wrote, with the template's structure, shapes, dtypes and placement.
 
     Raises:
-      Exception: of any kind, if a file is missing, damaged or of another tree.
+      Exception: of any type, if a file is missing, damaged or of another tree.
     """
     leaves, structure = jax.tree.flatten(template)
     with opened_npz(path / ARRAYS) as stored:
@@ -67,7 +67,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def plain(leaf: Any) -> np.ndarray:
-    """An array, or the numbers of an array of typed keys, in host memory."""
+    """An array, or the key data of an array of typed keys, in host memory."""
     if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     return np.asarray(leaf)
@@ -78,20 +78,20 @@ def _name(position: int) -> str:
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
-    """The array as a dtype that .npy files know: the bits of bfloat16 and the like as integers."""
+    """Views an array as a dtype of .npy files: bfloat16 and the like as integers of equal bits."""
     if array.dtype.kind == "V":
         return array.view(f"u{array.dtype.itemsize}")
     return array
 
 
 def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
-    """A stored array in the form of a template's leaf."""
+    """A stored array in the form of the template's leaf."""
     like = plain(leaf)
     expected = _storable(like)
     if stored is None or stored.shape != expected.shape or stored.dtype != expected.dtype:
         form = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
         raise ValueError(f"it holds {form}, expected {like.dtype}{list(like.shape)}")
-    # host arrays of a state are written to
+    # host arrays of a state must be writable
     value = np.require(stored.view(like.dtype), requirements="W")
     if is_key(leaf):
         value = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(leaf))
@@ -101,18 +101,18 @@ def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
 Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stacked states
 Part = tuple[Rows, dict[str, PyTree]]  # rows, and bucket -> their states
 
-# a file that is missing, or that is a folder; other errors may pass
+# a missing file, or a folder in its place; other errors may be temporary
 _DAMAGE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class Placement(NamedTuple):
-    """The segments in which a checkpoint's client states are.
+    """The segments that hold a checkpoint's client states.
 
     Attributes:
       round: the number of the checkpoint's round; -1 for no checkpoint.
-      where: bucket -> int32 [rows], the segment with each row's newest state, 0 where that is still
-        the initial one.
-      held: segment -> bucket -> number of rows in it, whether still the newest or not.
+      where: bucket -> int32 [rows], the segment with each row's newest state; 0 for the initial
+        state.
+      held: segment -> bucket -> number of rows in it, outdated ones included.
     """
 
     round: int
@@ -130,12 +130,12 @@ def rows_to_write(
 ) -> Rows:
     """Rows for the next segments: those changed since `base`, and those of its emptiest segments.
 
-    So many of the latter that the segments in use then hold at most twice the bytes of the rows
-    ever changed.
+    It takes as many of the latter as needed for the segments in use to hold at most twice the bytes
+    of the rows ever changed.
 
     Args:
       base: the placement of the checkpoint that the next one builds on.
-      changed: bucket -> int32 [rows], the round in which each row changed last; 0 for never.
+      changed: bucket -> int32 [rows], the round of each row's last change; 0 for never.
       row_bytes: bucket -> bytes of one row.
     """
     taken, bound = {}, 0
@@ -160,21 +160,21 @@ def rows_to_write(
 def _live_bytes(
     base: Placement, taken: dict[str, np.ndarray], row_bytes: dict[str, int]
 ) -> dict[int, int]:
-    """Segment -> bytes of the rows whose newest state it holds, rows in `taken` left out.
+    """Segment -> bytes of the rows whose newest state it holds, without the rows in `taken`.
 
-    Segments without any such row are left out, too.
+    Segments without any such row are omitted.
     """
     live = dict.fromkeys(base.held, 0)
     for name, where in base.where.items():
         numbers, counts = np.unique(where[~taken[name]], return_counts=True)
         for segment, count in zip(numbers.tolist(), counts.tolist()):
-            if segment:  # 0 stands for the initial state, which no segment holds
+            if segment:  # 0 is the initial state, which no segment holds
                 live[segment] += count * row_bytes[name]
     return {segment: size for segment, size in live.items() if size}
 
 
 def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
-    """Cuts rows into parts of about `limit` bytes."""
+    """Splits rows into parts of about `limit` bytes."""
     lengths = [len(x) for x in rows.values()]
     cost = np.repeat([row_bytes[name] for name in rows], lengths)
     start = np.cumsum(cost) - cost  # bytes before each row
@@ -188,20 +188,20 @@ def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
 
 
 def write(segments: Path, parts: Iterable[Part], round: int, base: Placement) -> Placement:
-    """Writes the states that changed since `base`; each segment is there as a whole or not at all.
+    """Writes the states that changed since `base`, each segment atomically.
 
     Args:
       segments: folder of the segments.
-      parts: rows and their states, one part a segment.
-      round: the number of the round of the checkpoint that the segments belong to.
+      parts: rows and their states, one part per segment.
+      round: the round of the checkpoint.
       base: the placement of the checkpoint that it builds on.
     """
     where, held = copy.deepcopy(base.where), dict(base.held)
     last = max(sealed.numbers(segments), default=0)
     if jax.process_count() > 1:
-        # the first process's count: another may look before a folder shows on its file system
+        # the first process's count: on other processes' file systems a folder may appear later
         last = int(multihost_utils.broadcast_one_to_all(np.int32(last)))
-    # a number is never used twice
+    # numbers are never reused
     for number, (piece, states) in enumerate(parts, last + 1):
         tree, held[number] = {}, {}
         for name, x in piece.items():
@@ -226,16 +226,16 @@ def read(
     where: Mapping[str, np.ndarray],
     examples: Mapping[str, PyTree],
 ) -> Iterator[tuple[str, np.ndarray, PyTree]]:
-    """Yields buckets, int64 rows and their states: those whose newest state is in a segment.
+    """Yields a bucket, int64 rows and their states, for rows whose newest state is in a segment.
 
     Args:
       folder: the folder of the segment, named by its number.
-      counts: bucket -> rows that the segment has, see `Placement.held`.
+      counts: bucket -> number of rows in the segment, see `Placement.held`.
       where: the segments of the newest states, see `Placement.where`.
       examples: bucket -> the state of one row.
 
     Raises:
-      Exception: of any kind, if the segment is damaged or of other buckets.
+      Exception: of any type, if the segment is damaged or has other buckets.
     """
     template = {}
     for name, count in counts.items():
@@ -250,7 +250,7 @@ def read(
 
 
 def _repeated(example: PyTree, count: int) -> PyTree:
-    """A view of `count` rows like the example's only one."""
+    """A view that repeats the example's only row `count` times."""
 
     def repeat(x):
         broadcast_to = jnp.broadcast_to if is_key(x) else np.broadcast_to
@@ -260,21 +260,21 @@ def _repeated(example: PyTree, count: int) -> PyTree:
 
 
 def bytes_of_row(example: PyTree) -> int:
-    """Bytes of a row in a segment: its number, int32, and its states."""
+    """Bytes of a row in a segment: its int32 number and its states."""
     return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(example))
 
 
 def held(path: Path) -> dict[int, dict]:
-    """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint.
+    """A checkpoint's segments -> their "rows" (see `Placement.held`) and "seal".
 
     Raises:
-      ValueError, OSError: it is damaged.
+      ValueError, OSError: the file is damaged.
     """
     return {int(s): entry for s, entry in sealed.read_json(path, "segments.json").items()}
 
 
 def with_seals(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, dict]:
-    """The content of segments.json: segment -> its "rows" and its "seal"; see `held`."""
+    """The content of segments.json: segment -> its "rows" and "seal"; see `held`."""
     entries = {}
     for segment, rows in held.items():
         seal = sealed.seal_of(segments / str(segment))
@@ -283,11 +283,11 @@ def with_seals(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, 
 
 
 def unused(directory: Path, steps: Iterable[int]) -> list[Path]:
-    """The segments that none of these checkpoints refers to, ascending; none where a checkpoint is
+    """The segments to which none of these checkpoints refers, ascending; none if a checkpoint is
     damaged, since it may need any of them.
 
     Raises:
-      OSError: a checkpoint cannot be read now, which says nothing about what it needs.
+      OSError: a checkpoint cannot be read at the moment, so that its segments are unknown.
     """
     segments, used = beside(directory), set()
     try:

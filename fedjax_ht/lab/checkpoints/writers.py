@@ -25,34 +25,33 @@ LISTS = (
     "client_class_counts",
     "client_auc",
 )
-"""Columns of metrics.jsonl with a value a client or a class, also behind a prefix of `rows`."""
+"""Columns of metrics.jsonl with a value per client or class, also after a prefix of `rows`."""
 FILES = ("metrics.csv", "metrics.jsonl", "clients.csv", "classes.csv")
 CLASS_COLUMNS = ("round", "trial", "client", "class", "samples", "correct")
 """Columns of classes.csv."""
 
 
 def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
-    """Brings the four files up to date with the runs of an entry, whose rows stand round by round
-    in all of them; "trial" says which run a row is of.
+    """Brings the four files up to date with an entry's runs.
 
-    metrics.jsonl holds every row; metrics.csv the same without `LISTS`; clients.csv
-    the score of every evaluated client on its own test set, one line an evaluation of a run
-    (empty where a client has no test sample), and behind these its AUC, where it was computed;
-    classes.csv the test samples of every class of every evaluated client, and how many of them are
-    classified correctly, a line each.
+    All files list the rows round by round; "trial" is the run of a row. metrics.jsonl holds every
+    row, and metrics.csv the same without `LISTS`. clients.csv has a line per evaluation of a run:
+    the score of every evaluated client on its own test set (empty for a client without test
+    samples), and then its AUC, where computed. classes.csv has a line per class of every evaluated
+    client: its test samples, and how many of them are classified correctly.
 
     Args:
       runs: all rows of each run.
       workdir: the folder of the four files.
-      written: number of rows that this process has written before; only the later ones are then
-        appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
-        resumed run leaves no row twice.
+      written: number of rows that this process wrote before. Only later rows are appended, unless
+        they have a column that the files lack. 0 rewrites the files, so that a resumed run
+        repeats no row.
 
     Returns:
-      How many rows the files hold: all.
+      The number of rows in the files, which is the number of all rows.
 
     Raises:
-      OSError: they cannot be written. The same call may be made again, and leaves no row twice.
+      OSError: they cannot be written. Calling it again is safe and repeats no row.
     """
     workdir, rows = Path(workdir), merged(runs)
     new, columns = rows[written:], columns_of(rows[written:])
@@ -72,7 +71,7 @@ def write_runs(runs: Runs, workdir: Path | str, written: int = 0) -> int:
 
 
 def _append(texts: Mapping[str, str], workdir: Path) -> None:
-    """Appends to all files of a history, or to none: the same call may be made again."""
+    """Appends to all files of a history, or to none, so that the call may be repeated."""
     sizes: dict[str, int] = {}
     try:
         for name, text in texts.items():
@@ -81,18 +80,17 @@ def _append(texts: Mapping[str, str], workdir: Path) -> None:
                 file.write(text)
     except OSError:
         for name, size in sizes.items():
-            os.truncate(workdir / name, size)  # which takes neither room nor a descriptor
+            os.truncate(workdir / name, size)  # needs neither disk space nor a descriptor
         raise
 
 
 def read_runs(workdir: Path | str) -> list[list[Row]]:
-    """Reads the rows of each run of a metrics.jsonl, in the order of their seeds; no run without
-    that file.
+    """Reads the rows of each run of a metrics.jsonl, ordered by trial; [] without that file.
 
-    A last line that was cut off is left out.
+    A truncated last line is skipped.
 
     Raises:
-      ValueError: another line is broken, or no row of a run. One line.
+      ValueError: another line is broken, or is not a row of a run. One line.
     """
     path = Path(workdir) / "metrics.jsonl"
     if not path.exists():
@@ -100,7 +98,7 @@ def read_runs(workdir: Path | str) -> list[list[Row]]:
     runs, scores, broken = defaultdict(list), set(), None
     with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(limits.TEXT_BYTES + 1), b""), 1):
-            if broken is not None:  # only the last line may have been cut off
+            if broken is not None:  # only the last line may be truncated
                 break
             limits.keep(f"{path}: line {number}", len(line), limits.TEXT_BYTES)
             limits.keep(f"{path}: it", number, limits.TABLE_ROWS, "rows")
@@ -128,7 +126,7 @@ _OF_CLIENTS = ("not_finite", "refused", "miscounted", "late", "arrived_late")
 
 
 def _wrong_column(row: Any) -> str:
-    """Names what in a row is of another type than runs write; "" where nothing is."""
+    """Describes the first value of a row whose type differs from what runs write; "" if none."""
     if not isinstance(row, dict):
         return f"it is {short(row)}, no object"
     for name in ("trial", "round"):
@@ -138,7 +136,7 @@ def _wrong_column(row: Any) -> str:
         column = unprefixed(name)
         if column in _COUNTS:
             right = _is_number(value) and isinstance(value, int) and 0 <= value < 2**31
-        elif column == "score":  # the name of another column, of a task
+        elif column == "score":  # the name of a task's score column
             right = isinstance(value, str) and value.isidentifier()
         elif column == "better":
             right = value in ("higher", "lower")
@@ -159,7 +157,7 @@ def _wrong_column(row: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    # NaN is what a diverged run has; an int beyond float64 cannot be computed with
+    # a diverged run has NaN; ints beyond float64 cannot be computed with
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
@@ -174,7 +172,7 @@ def _is_counts(value: Any) -> bool:
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """The columns of metrics.csv, in the order in which the rows first have them."""
+    """The columns of metrics.csv, in order of first appearance in the rows."""
     columns = {}
     for row in rows:
         columns |= dict.fromkeys(row)
@@ -184,7 +182,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 def _texts(
     rows: Sequence[Row], columns: Sequence[str], of_clients: Sequence[str]
 ) -> dict[str, str]:
-    """File -> lines for these rows, with the columns of metrics.csv and of clients.csv."""
+    """File -> lines for these rows, with these columns of metrics.csv and clients.csv."""
     lines, cells, scores, counts = [], [], [], []
     for row in rows:
         lines.append(json.dumps(row) + "\n")
@@ -197,7 +195,7 @@ def _texts(
         "metrics.jsonl": "".join(lines),
         "clients.csv": csv_text(scores),
         "classes.csv": csv_text(counts),
-        # the last one, since its header says whether all four have these rows
+        # last, since its header tells whether all four files have these rows
         "metrics.csv": csv_text(cells),
     }
 
@@ -210,8 +208,8 @@ def _header(path: Path) -> list[str]:
 
 
 def _client_columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of clients.csv: client_3 of each evaluated client, and client_3_auc where rows
-    have it."""
+    """The columns of clients.csv: client_3 for each evaluated client, and client_3_auc if rows have
+    it."""
     clients, with_auc = {}, {}
     for row in filter(_is_evaluation, rows):
         clients |= dict.fromkeys(_client_ids(row))
@@ -230,8 +228,10 @@ def _is_evaluation(row: Row) -> bool:
 
 
 def _scores(row: Row) -> dict[str, Any]:
-    """Column of clients.csv -> cell of an evaluation; a client without test samples has none, nor
-    has one whose AUC is not defined."""
+    """Column of clients.csv -> cell of an evaluation.
+
+    Clients without test samples have no score, and those with an undefined AUC no AUC.
+    """
     cells = {"round": row["round"], "trial": row["trial"]}
     for i, score in zip(_client_ids(row), row["clients"]):
         if score is not None:
@@ -243,8 +243,7 @@ def _scores(row: Row) -> dict[str, Any]:
 
 
 def _class_cells(row: Row) -> list[list[Any]]:
-    """Returns the lines of classes.csv of an evaluation; one that counted nothing by class has
-    none."""
+    """Returns an evaluation's lines of classes.csv; [] if it did not count by class."""
     lines = []
     for i, counts in zip(_client_ids(row), row.get("client_class_counts", ())):
         for label, (samples, correct) in counts.items():
