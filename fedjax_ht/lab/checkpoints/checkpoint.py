@@ -118,7 +118,7 @@ class Checkpointer:
 
         Returns when all is on disk; in the background, as soon as the changed states are copied.
         The next `save`, `check` or `wait` raises errors of a background write. Saving the round
-        that was saved or restored last does nothing. Checkpoints of later rounds than that belong to
+        that was saved or restored last does nothing. Later checkpoints than that belong to
         another course of the run, e.g. skipped damaged ones. They are moved aside.
         """
         self.wait()

@@ -7,8 +7,8 @@ Every shipped config takes string arguments:
     --config=quickstart:partition=pathological  another split, with its default options
     --config=quickstart:method=local,runlocal   several of them
 
-A method or a split that is named so starts from its own defaults, not from those of the config; any
-of its options can be overridden: --config.method.options.tau=50,
+A method or split chosen this way starts from its own defaults, not from those of the config. Any of
+its options can be overridden: --config.method.options.tau=50,
 --config.partition.options.classes_per_client=3.
 """
 
@@ -30,7 +30,7 @@ from fedjax_ht.methods import method_factory, names_user_method
 
 @runtime_checkable
 class ToDict(Protocol):
-    """A config of another library that can be made a dict, such as ml_collections' ConfigDict."""
+    """A config of another library that converts to a dict, such as ml_collections' ConfigDict."""
 
     def to_dict(self) -> Any: ...
 
@@ -59,14 +59,14 @@ def partition_config(kind: str, num_clients: int = 20, **options) -> PartitionCo
 
 
 def typed_config(config: AnyConfig) -> Config:
-    """Returns a config of its own, which no later change of the given one reaches.
+    """Returns a `Config` that later changes of the given config do not affect.
 
     Args:
-      config: a Config; or fields by name, which start from the defaults, as a dict or as an object
-        with `to_dict`, such as ml_collections' ConfigDict.
+      config: a Config; or fields by name that replace the defaults, as a dict or as an object with
+        `to_dict`, such as ml_collections' ConfigDict.
 
     Raises:
-      ValueError: a field is unknown, or has a value that it cannot have. One line.
+      ValueError: a field is unknown or has an invalid value. One line.
     """
     if isinstance(config, Config):
         return copy.deepcopy(config)
@@ -82,21 +82,21 @@ def typed_config(config: AnyConfig) -> Config:
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:
-    """Returns the options of a method's factory, by name; none of an object given from Python."""
+    """Returns the options of a method's factory by name; {} for an object given from Python."""
     if names_object(name):
         return {}
     factory = method_factory(name)
-    # the config has a section of local training; the name BASE+METHOD sets `base`
+    # local training has its own section in the config; the name BASE+METHOD sets `base`
     fixed = {"training"} | getattr(factory, "keywords", {}).keys()
     return {option: p for option, p in options_of(factory).items() if option not in fixed}
 
 
 def method_summary(name: str) -> str:
-    """Returns what a method is, in the words of its module, or of a user's own factory."""
+    """Returns a method's summary, from the docstring of its module or of a user's factory."""
     if names_object(name):
         return ""
     factory = method_factory(name)
-    factory = inspect.unwrap(getattr(factory, "func", factory))  # of BASE+METHOD the latter
+    factory = inspect.unwrap(getattr(factory, "func", factory))  # for BASE+METHOD, METHOD's factory
     texts = [getattr(sys.modules.get(factory.__module__), "__doc__", "")]
     if names_user_method(name):
         texts.insert(0, factory.__doc__)
@@ -104,7 +104,7 @@ def method_summary(name: str) -> str:
 
 
 def option_kind(parameter: inspect.Parameter) -> type:
-    """Returns the type of an option's values that are not None."""
+    """Returns the type of an option's values other than None."""
     if parameter.default is None or parameter.default is parameter.empty:
         return kind_of(parameter.annotation)
     return type(parameter.default)
@@ -116,7 +116,7 @@ def option_values(
     """Returns the chosen value or the default of every option.
 
     Raises:
-      ValueError: an option is chosen that `owner`, as messages call it, does not have. One line.
+      ValueError: `owner`, as messages call it, does not have a chosen option. One line.
     """
     if unexpected := [name for name in chosen if name not in parameters]:
         raise ValueError(unknown_option(owner, unexpected[0], list(parameters)))
@@ -133,10 +133,10 @@ def apply_argument(
 
     Args:
       config: the config that the file describes.
-      argument: the string after the colon, parts separated by commas.
+      argument: the string after the colon, with parts separated by commas.
       setters: further arguments of this config, name -> (config, value) -> None; `clients=50`
         calls `setters["clients"]`.
-      **run_locally: the fields of a first check with few rounds.
+      **run_locally: the fields that `runlocal` sets for a short check; by default two rounds.
     """
     setters = setters or {}
     for part in filter(None, (argument or "").split(",")):

@@ -1,4 +1,4 @@
-"""Reads config files: the flag --config, and a flag --config.FIELD for each field of the config."""
+"""Reads config files: defines the flags --config, and --config.FIELD for each field of a config."""
 
 import ast
 import importlib.util
@@ -24,21 +24,25 @@ from fedjax_ht.lab.config.entries import chosen, literal
 from fedjax_ht.lab.config.sections import Config, MethodConfig
 from fedjax_ht.lab.config.typed import Options, Section, paths, unknown_field
 
-MODULE = "config_file"  # the name that a config file's module has
+MODULE = "config_file"  # the name of a config file's module
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 class NamedConfig(NamedTuple):
-    """The value of --config: the text that was written, and the result of get_config, in which
-    flags --config.FIELD set fields."""
+    """The value of --config: its text, and the result of get_config.
+
+    Flags --config.FIELD set fields of the latter.
+    """
 
     name: str
     fields: Config
 
 
 class ConfigParser(flags.ArgumentParser):
-    """Reads the config file that --config names, and defines a flag for each field of its config,
-    which may then follow on the command line."""
+    """Reads the config file that --config names, and defines a flag for each field of its config.
+
+    These flags may follow on the command line.
+    """
 
     def __init__(self, flag_values: flags.FlagValues):
         self.flag_values = flag_values
@@ -61,15 +65,15 @@ class ConfigParser(flags.ArgumentParser):
         if dot and prefix in ("config", "noconfig"):
             return undefined_field(field)
         hint = f"{SEE_HELP}, and a field of the config is set by --config.FIELD=VALUE"
-        # fields by their own names: --learning_rate is meant to be training.learning_rate
+        # fields by their last name: --learning_rate probably means training.learning_rate
         own_flags = [flag for flag in self.flag_values if not flag.startswith("config.")]
         return unknown("flag", name, [*own_flags, *fields], hint)
 
 
 class FieldParser(flags.ArgumentParser):
-    """Sets a field of a config to the value of its flag. A tuple's flag may be given repeatedly.
+    """Sets a field of a config to its flag's value. A tuple's flag may be repeated.
 
-    absl shares parsers of equal arguments that have a hash; a config has none.
+    absl shares parsers with equal hashable arguments; a config has no hash, so that none is shared.
     """
 
     def __init__(self, config: Config, path: str, read: Callable[[str], Any]):
@@ -81,7 +85,7 @@ class FieldParser(flags.ArgumentParser):
         if self.read is to_tuple:
             value = self.values = self.values + value
         if self.path == "entries":
-            if value:  # they run instead of the config's method
+            if value:  # entries run instead of the config's method
                 self.config.method = MethodConfig(None)
             value = chosen(self.config.entries, value)
         self.config.update({self.path: value})
@@ -95,7 +99,7 @@ def define_config(flag_values: flags.FlagValues = flags.FLAGS) -> flags.FlagHold
 
 
 def define_field(config: Config, path: str, flag_values: flags.FlagValues) -> None:
-    """Defines the flag --config.PATH, which sets that field; of a section there is none."""
+    """Defines the flag --config.PATH, which sets that field; sections get no flag."""
     section, _, field = path.rpartition(".")
     owner: Any = _at(config, section)
     if isinstance(_at(config, path), Section | Options):
@@ -123,7 +127,7 @@ def define_field(config: Config, path: str, flag_values: flags.FlagValues) -> No
 
 
 def to_tuple(text: str) -> tuple:
-    """Reads a tuple, its elements or one of them: "('a', 'b')", "a,b" or "a"."""
+    """Reads a whole tuple, its elements or one of them: "('a', 'b')", "a,b" or "a"."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):  # names without quotes
@@ -132,7 +136,7 @@ def to_tuple(text: str) -> tuple:
 
 
 def to_bool(text: str) -> bool:
-    """Reads a truth value as other flags do: "true", "False", "1"."""
+    """Reads a boolean as other flags do: "true", "False", "1"."""
     try:
         return bool(flags.BooleanParser().parse(text))
     except ValueError:
@@ -140,18 +144,18 @@ def to_bool(text: str) -> bool:
 
 
 READERS: dict[type, Callable[[str], Any]] = {bool: to_bool, str: str, tuple: to_tuple}
-"""Type of a field -> how its flag's text is read; others are Python literals, or else text."""
+"""Type of a field -> parser of its flag's text; others are Python literals, or else strings."""
 
 
 def split_words(text: str) -> list[str]:
-    """Splits a text at commas outside brackets and quotes, such as "local,fedral:blocks=(2,4)".
+    """Splits a string at commas outside brackets and quotes, such as "local,fedral:blocks=(2,4)".
 
-    Empty entries are left out.
+    Empty entries are dropped.
 
     Raises:
-      ValueError: a bracket or a quote stands alone. One line.
+      ValueError: a bracket or a quote is unmatched. One line.
     """
-    if "," not in text:  # a name may have a quote of its own
+    if "," not in text:  # a name may contain a quote
         return [text.strip()] if text.strip() else []
     entries, entry = [], ""
     for part in text.split(","):
@@ -174,8 +178,8 @@ class WordsParser(flags.ArgumentParser):
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the files of configs that have a name: those of the library, and in a clone of the
-    repository those of `experiments/configs`."""
+    """Returns the files of named configs: those of the library and, in a clone of the repository,
+    those of `experiments/configs`."""
     folders = (Path("experiments/configs"), Path(__file__).parents[1] / "configs")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
 
@@ -184,11 +188,11 @@ def read_config_file(named: str) -> Config:
     """Returns the result of a config file's get_config.
 
     Args:
-      named: a file, or the name of a config that comes with the library; and behind a colon the
-        argument of get_config.
+      named: a file, or the name of a config of the library; after a colon, the argument of
+        get_config.
 
     Raises:
-      BadConfigFile: there is no such file, or it raises something, or returns something else.
+      BadConfigFile: the file does not exist, raises an error, or returns something else.
     """
     refuse_code([named])
     file, colon, argument = named.partition(":")
@@ -215,7 +219,7 @@ def read_config_file(named: str) -> Config:
 
 
 def above_package(folder: str) -> str:
-    """Returns the folder from which the package of a folder is imported; itself, if it is none."""
+    """Returns the folder from which a folder's package is imported; itself if it is no package."""
     place = Path(folder)
     while (place / "__init__.py").is_file():
         place = place.parent
@@ -223,10 +227,10 @@ def above_package(folder: str) -> str:
 
 
 def module_of(file: str) -> ModuleType:
-    """Runs a config file as a module."""
+    """Runs a config file as a module, and returns it."""
     loader = SourceFileLoader(MODULE, file)
     spec = importlib.util.spec_from_loader(MODULE, loader)
-    assert spec is not None  # as with every loader
+    assert spec is not None  # true for every loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     loader.exec_module(module)
@@ -234,14 +238,14 @@ def module_of(file: str) -> ModuleType:
 
 
 def absolute(named: str) -> str:
-    """Returns a config as it was named on the command line, its file by an absolute path."""
+    """Returns a config as named on the command line, with the absolute path of its file."""
     file, colon, argument = named.partition(":")
     return f"{Path(config_path(file)).resolve()}{colon}{argument}"
 
 
 def config_path(named: str) -> str:
-    """Returns the path of a config file: `named` itself, or without a folder that of the config of
-    this name that comes with the library."""
+    """Returns the path of a config file: `named` itself, or that of the library's config of this
+    name."""
     ours, name = shipped(), named.removesuffix(".py")
     if Path(named).is_file():
         return named
@@ -257,8 +261,8 @@ def config_path(named: str) -> str:
 
 
 def place(file: str, error: BaseException | None, get_config: object) -> str:
-    """Returns "FILE, line N" of the last line of a config file that led to an error, else of
-    get_config."""
+    """Returns "FILE, line N" for the last line of a config file in an error's traceback, or else
+    for get_config."""
     here = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__) if error else []
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]
@@ -271,19 +275,21 @@ def place(file: str, error: BaseException | None, get_config: object) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns an error's message; with its type, but of bad values and files, whose messages say
-    all."""
+    """Returns an error's message with its type.
+
+    The type is omitted for ValueError and FileNotFoundError, whose messages are complete.
+    """
     if type(error) in (ValueError, FileNotFoundError) and str(error):
         return str(error)
     message: object = error
-    # str() of a KeyError has escapes
+    # str() of a KeyError escapes its message
     while isinstance(message, KeyError) and message.args:
         message = message.args[0]
     return f"{type(error).__name__}: {message}"
 
 
 def undefined_field(field: str) -> str:
-    """Returns the message of a flag --config.FIELD that is not defined."""
+    """Returns the message for an undefined flag --config.FIELD."""
     named = flags.FLAGS["config"].value
     if named is None:
         return f"--config.{field} sets a field of the config, and there is no --config=FILE"
@@ -298,7 +304,7 @@ def undefined_field(field: str) -> str:
 
 
 def _at(config: Config, path: str) -> Any:
-    """Returns the field or section at a path; the config itself at ""."""
+    """Returns the field or section at a path; the config itself for ""."""
     value: Any = config
     for name in filter(None, path.split(".")):
         value = value[name] if isinstance(value, Options) else getattr(value, name)

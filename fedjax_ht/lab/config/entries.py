@@ -1,18 +1,18 @@
-"""Entries of a run: each a method with all of its options, and its changes to training and models.
+"""Entries of a run: methods with all their options, and changes to training and models.
 
-A config's `entries` are texts `NAME[@tuned][:KEY=VALUE]...`, which run and are their own labels:
+Strings `NAME[@tuned][:KEY=VALUE]...` in a config's `entries` run, and are their own labels:
 
-    fedproto                              at its paper's options, or those of the config's preset
+    fedproto                              with its paper's options, or the config's preset
     fedproto:variant=released:weight=3    with two options of its own
     fedproto:training.learning_rate=0.05  with another field of the config's `training` or `model`
     fedktl:generator=mine:make            a value with a colon: "mine:make"
-    mine:fedl2g:weight=3                  a method of a user's own, "module:function"
-    fedtgp@tuned                          with the settings of the config's preset for it
+    mine:fedl2g:weight=3                  a user's own method, "module:function"
+    fedtgp@tuned                          with the config's tuned preset
 
-and presets, which run only where a text names them:
+Presets do not run themselves; strings start from them:
 
-    preset("fedktl:generator=natural_32")           "fedktl" and "fedktl:mu=3" start from it
-    preset("fedtgp:tau=15", tuned="9 settings ...")  "fedtgp@tuned" and "fedtgp@tuned:weight=2" do
+    preset("fedktl:generator=natural_32")           used by "fedktl" and "fedktl:mu=3"
+    preset("fedtgp:tau=15", tuned="9 settings ...")  by "fedtgp@tuned" and "fedtgp@tuned:weight=2"
 """
 
 import ast
@@ -40,7 +40,7 @@ from fedjax_ht.lab.config.typed import changed, to_json, to_plain, with_tuples
 from fedjax_ht.methods import LIBRARY, METHODS, names_user_method
 
 BASELINE = "local"
-"""The method that others are compared with, where an entry has it: each client trains alone."""
+"""The method that others are compared with, if it is among the entries: clients train alone."""
 
 OVERRIDDEN = ("training", "model")
 """Sections of the config that an entry may change."""
@@ -53,17 +53,17 @@ def preset(
     on: Config | None = None,
     **options,
 ) -> Entry:
-    """Returns settings for a config's entries that start with NAME, or with NAME@tuned.
+    """Returns a preset for a config's entries that start with NAME, or with NAME@tuned.
 
     Args:
       text: the settings as an entry, `NAME[:KEY=VALUE]...`.
-      tuned: a description of the search; the settings are then those of NAME@tuned.
-      known: presets by label, with which `text` may start.
-      on: the config whose data, split and models the search used. A run on others says so.
+      tuned: a description of the search; makes it the preset of NAME@tuned.
+      known: presets by label, from which `text` may start.
+      on: the config whose data, split and models the search used. Runs with others report it.
       **options: more options of the method.
 
     Raises:
-      ValueError: as of `parse_entry`. One line.
+      ValueError: see `parse_entry`. One line.
     """
     entry = parse_entry(text, known)
     chosen = option_values(entry.method, method_options(entry.method), entry.options | options)
@@ -73,8 +73,11 @@ def preset(
 
 
 def bound_to(config: Config) -> tuple[str, str, str]:
-    """Returns the data, the split and the models of a config: each a name, the fields that are not
-    at their defaults, and a split's shares. Seeds and places of files are left out."""
+    """Returns a config's data, split and models as strings.
+
+    Each is a name and the fields that differ from their defaults; for a split, also its shares.
+    Seeds and file paths are omitted.
+    """
     split, usual = to_json(config.partition), to_json(PartitionConfig())
     for name, option in partition_options(config.partition.kind).items():
         if not isinstance(option.default, float):
@@ -102,8 +105,10 @@ ELSEWHERE = (
 
 
 def elsewhere(entry: Entry, config: Config) -> str:
-    """Says where an entry's settings were searched, if not on a config's data, split and models;
-    "" where they were, or where it is not recorded."""
+    """Describes the data, split or models of an entry's search, if they differ from a config's.
+
+    "" if all are the same, or not recorded.
+    """
     for then, now, words in zip(entry.searched_on, bound_to(as_run(entry, config)), ELSEWHERE):
         if then != now:
             return words.format(then)
@@ -111,27 +116,28 @@ def elsewhere(entry: Entry, config: Config) -> str:
 
 
 def presets_of(entries: Iterable[Any]) -> dict[str, Entry]:
-    """Returns the presets among a config's entries, by label; of equal labels the last."""
+    """Returns the presets among a config's entries by label; the last one of equal labels."""
     return {entry.label: entry for entry in entries if isinstance(entry, Entry)}
 
 
 def chosen(entries: Iterable[Any], texts: Iterable[str]) -> tuple[Any, ...]:
-    """Returns a config's entries with these texts instead of those that ran; presets stay."""
+    """Returns a config's presets, and these strings instead of its other entries."""
     return (*presets_of(entries).values(), *texts)
 
 
 def only(config: Config, texts: Iterable[str]) -> Config:
-    """Returns a config that runs these entries alone, without its method."""
+    """Returns a config that runs only these entries, without its method."""
     entries = chosen(config.entries, texts)
     return dataclasses.replace(config, method=MethodConfig(None), entries=entries)
 
 
 def entries_of(config: Config) -> tuple[Entry, ...]:
-    """Returns what a config runs: its method, and the entries beside it that are no presets; of
-    equal labels the first.
+    """Returns the entries that a config runs: its method, and its `entries` without presets.
+
+    Of equal labels, the first one is taken.
 
     Raises:
-      ValueError: an entry is wrong, or there is none. One line.
+      ValueError: an entry is invalid, or there is none. One line.
     """
     presets = presets_of(config.entries)
     searched = [preset for preset in presets.values() if preset.tuned]
@@ -155,14 +161,14 @@ def entries_of(config: Config) -> tuple[Entry, ...]:
 
 
 def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) -> Entry:
-    """Returns the entry that is written `spec`.
+    """Returns the entry that `spec` describes.
 
     Args:
       spec: `NAME[@tuned][:KEY=VALUE]...`.
-      presets: NAME or NAME@tuned -> the entry whose settings it starts from.
+      presets: NAME or NAME@tuned -> the entry that it starts from.
 
     Raises:
-      ValueError: it is written wrong, or sets something that does not exist. One line.
+      ValueError: it is malformed, or sets something that does not exist. One line.
     """
     first, *settings = split_spec(spec)
     name, at, _ = first.partition("@")
@@ -189,7 +195,7 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
         part = part if dot else "method"
         if not equals or field not in defaults.get(part, {}):
             raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
-        default = defaults[part][field]  # of a section a plain value, so not None
+        default = defaults[part][field]  # a section's plain values are never None
         kind = option_kind(parameters[field]) if part == "method" else type(default)
         value = _cast(literal(text), kind)
         if value is not None and not isinstance(value, kind):
@@ -207,8 +213,10 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
 
 
 def split_spec(spec: str) -> list[str]:
-    """Splits an entry into NAME, which may be a "module:function", and each KEY=VALUE; text without
-    = belongs to the value before it."""
+    """Splits an entry into NAME, which may be a "module:function", and its KEY=VALUE parts.
+
+    A part without = belongs to the value before it.
+    """
     first, *rest = spec.split(":")
     is_method = first.partition("@")[0] in METHODS
     if rest and not is_method and names_user_method(f"{first}:{rest[0].partition('@')[0]}"):
@@ -223,7 +231,7 @@ def split_spec(spec: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-    """Returns the Python value that a text writes, else the text itself."""
+    """Returns the value of a Python literal, or the string itself if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -231,8 +239,7 @@ def literal(text: str) -> Any:
 
 
 def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the settings that an entry may have, or the name that `key` is closest to, as the end
-    of a message."""
+    """Returns the end of a message: the name closest to `key`, or the settings of an entry."""
     names, forms = list(defaults["method"]), list(defaults["method"])
     for part in OVERRIDDEN:
         forms.append(f"{part}.FIELD")
@@ -244,25 +251,23 @@ def as_run(entry: Entry, config: Config) -> Config:
     """Returns the config with the entry's training and models.
 
     Raises:
-      ValueError: the entry gives a field a value that it cannot have. One line.
+      ValueError: the entry gives a field an invalid value. One line.
     """
     sections = {part: changed(getattr(config, part), getattr(entry, part)) for part in OVERRIDDEN}
     return dataclasses.replace(config, **sections)
 
 
 def check_label(label: str) -> None:
-    """Raises a ValueError for a label of a config.json whose folder would lie outside of the run's,
-    or whose text steers a terminal."""
+    """Raises ValueError if a config.json's label is unsafe, as a folder name or in a terminal."""
     if folder_of(label) in ("", ".", "..") or printable(label) != label:
         raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:
-    """Reads an entry of a run's config.json; an option that the run's version did not have gets its
-    default.
+    """Reads an entry of a run's config.json. Options that its version lacked get their defaults.
 
     Raises:
-      ValueError: an option is unknown today, or the label is no name of a folder.
+      ValueError: an option is unknown today, or the label cannot name a folder.
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
     check_label(label)
@@ -292,40 +297,40 @@ def _configured(method: MethodConfig) -> Entry:
 
 
 def _cast(value: Any, kind: type) -> Any:
-    """Returns an int as a float and a list as a tuple, where that is the kind of value."""
+    """Converts an int to float, or a list to tuple, if that is the value's type."""
     if kind is float and type(value) is int:
         return float(value)
     return tuple(value) if kind is tuple and isinstance(value, list) else value
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out options that may be given a number and have none."""
+    """Drops options that accept a number but have none."""
     return {k: v for k, v in values.items() if v is not None}
 
 
 def method_of(label: str) -> str:
-    """Returns the method that a label begins with: "fedtgp" of "fedtgp@tuned:tau=3"."""
+    """Returns the method at the start of a label: "fedtgp" for "fedtgp@tuned:tau=3"."""
     return split_spec(label)[0].partition("@")[0]
 
 
 def baseline_of(labels: Iterable[str]) -> str:
-    """Returns the label that others are compared with: the first of local training, else the
-    first."""
+    """Returns the label to compare others with: the first of local training, else the first."""
     labels = list(labels)
     return next((label for label in labels if method_of(label) == BASELINE), labels[0])
 
 
 def number_of(method: str) -> int:
-    """Returns a number that a method has in every run: its place among the library's, and of a
-    user's own method one that its name makes."""
+    """Returns a number that identifies a method in every run.
+
+    It is the method's index in the library; for a user's own method, a hash of its name.
+    """
     if method in LIBRARY:
         return LIBRARY.index(method)
     return len(LIBRARY) + zlib.crc32(method.encode())
 
 
 def changes(entry: Entry) -> dict[str, Any]:
-    """Returns the settings that are not the method's defaults, nor the config's training and
-    model."""
+    """Returns the settings that differ from the method's defaults or the config's sections."""
     parameters = method_options(entry.method)
     differing = {k: v for k, v in entry.options.items() if v != parameters[k].default}
     for part in OVERRIDDEN:
@@ -348,7 +353,7 @@ def described(entry: Entry, config: Config) -> str:
 
 
 def _defaults(method: str) -> str:
-    """Returns a method's defaults in words."""
+    """Describes a method's defaults."""
     if method == BASELINE:
         return "every client trains alone; it has no options"
     if names_object(method):

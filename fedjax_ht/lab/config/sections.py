@@ -1,7 +1,7 @@
 """The sections and fields of a config, with their defaults, bounds and meanings.
 
-A field that is not given is None here, and 0, "" or "none" in config files, on the command line
-and in config.json, as the fields' meanings say. `fedjax-ht list fields` shows all of them.
+An unset field is None here. Config files, the command line and config.json write it as 0, "" or
+"none", as the field's meaning says. `fedjax-ht list fields` shows all fields.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Entry(NamedTuple):
-    """A method of a run with its settings, see `entries`.
+    """A method of a run with its settings; see the module `entries`.
 
     Attributes:
       label: the entry's name, unique in a run.
       method: name of the method.
-      options: all options of the method's factory; None where a number may be set and is not.
+      options: all options of the method's factory; None for an optional number that is not set.
       training, model: plain values of the section's fields that the entry changes.
-      tuned: how the settings were searched: data, number of tries, space; "" where they were not.
-      searched_on: data, split and models of the search, see `bound_to`; () where not recorded.
+      tuned: how the settings were searched: data, number of tries, space; "" if they were not.
+      searched_on: data, split and models of the search, see `bound_to`; () if not recorded.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its folder in the run's."""
+        """The name of the entry's folder in the run's folder."""
         return folder_of(self.label)
 
     @property
@@ -73,9 +73,9 @@ class MethodConfig(Section, prefix="method."):
     """The method.
 
     Attributes:
-      name: Name of `fedjax-ht list methods`, BASE+METHOD for a distilling method on a base or a
-        server optimizer around it, or module:function of your own, which makes an fl.Method; "":
-        entries alone run.
+      name: Name from `fedjax-ht list methods`; BASE+METHOD for a distilling method on a base or a
+        server optimizer around it; or module:function of your own, which returns an fl.Method; "":
+        only entries run.
       options: Options of the method; `fedjax-ht list methods NAME` shows them.
     """
 
@@ -88,34 +88,33 @@ class DatasetConfig(Section, prefix="dataset."):
     """The data set, before it is split.
 
     Attributes:
-      name: Name of `fedjax-ht list datasets`, a path behind a prefix such as csv: or folder:, or
+      name: Name from `fedjax-ht list datasets`, a path after a prefix such as csv: or folder:, or
         module:function of your own, which returns an fl.Dataset.
-      data_dir: Folder of data sets that were downloaded.
+      data_dir: Folder of downloaded data sets.
       image_size: Height and width to which images are scaled; 0: as published.
-      text_length: Tokens of a text, beyond which it is cut; 0: 200, or as published.
-      tokenizer: Tokenizer of texts, a tokenizer.json or a folder of Hugging Face's with one or with
+      text_length: Number of tokens to which texts are truncated; 0: 200, or as published.
+      tokenizer: Tokenizer of texts: a tokenizer.json, or a Hugging Face folder with one or with
         vocab.txt; "": words of the training texts.
       task: Meaning of the labels: classes, numbers to predict, 0 and 1 for each of several labels,
         or a class for each pixel (docs/tasks.md).
-      label: Column of the label, of a table or of texts; "": found by usual names. Of other tasks
-        than classification it may name several, "a,b".
-      features: Columns of the features, of a table or of texts, or with "-" before each all
-        columns but these; (): all that are left.
-      group: Column of the person or place that a sample belongs to; "": found by usual names.
-      standardise: Division by mean and deviation of the training samples. "auto" takes tables,
-        "on" other floats, too.
+      label: Column of the label, in a table or texts; "": found by common names. Tasks other than
+        classification may have several, "a,b".
+      features: Columns of the features, in a table or texts; with "-" before each, the columns to
+        exclude; (): all remaining ones.
+      group: Column of a sample's person or place; "": found by common names.
+      standardise: Standardisation by mean and deviation of the training samples: "auto" for tables,
+        "on" also for other floats.
       classes: Names of the classes to keep; (): all.
-      subset: Number of random samples to keep, the same ones for every seed; 0: all.
+      subset: Number of random samples to keep, the same for every seed; 0: all.
       normalisation: Scale of pixels. "half" maps them to [-1, 1]; for others see
         lab/readers/registry.py.
-      backbone: Pre-trained extractor whose features, computed once, take the place of the images:
+      backbone: Pre-trained extractor whose features, computed once, replace the images:
         efficientnet_lite0 to 2, NAME:FILE or hf:FOLDER (docs/models.md); "": none.
       shift: Domains of the images, such as rotate/4 or corrupt/3, by partition.seed; "": one domain
         (data/shift.py).
-      public: Public set, which server and clients have beside their own samples: hold_out:0.1, a
-        share held out of this set, or the name of another data set; "": none
-        (docs/public_data.md).
-      seen_before: Permission for a pre-trained part of a method to have been trained on this data
+      public: Public set that server and clients have besides their own samples: hold_out:0.1, a
+        share of this data set, or the name of another data set; "": none (docs/public_data.md).
+      seen_before: Permission for a method's pre-trained part to have been trained on this data
         set.
     """
 
@@ -143,10 +142,10 @@ class PartitionConfig(Section, prefix="partition."):
     """The split of the data set among clients.
 
     Attributes:
-      kind: Name of `fedjax-ht list partitions`.
+      kind: Name from `fedjax-ht list partitions`.
       num_clients: Number of clients.
-      seed: Seed of the split; other seeds of a run do not change it.
-      per_trial: A split of its own for each trial, by seed + trial.
+      seed: Seed of the split; other seeds of a run do not affect it.
+      per_trial: A separate split for each trial, by seed + trial.
       options: Options of the split; `fedjax-ht list partitions KIND` shows them.
     """
 
@@ -162,20 +161,20 @@ class ModelConfig(Section, prefix="model."):
     """The clients' architectures.
 
     Attributes:
-      group: Name of `fedjax-ht list groups`, or hf:FOLDER, a folder of Hugging Face's
-        (docs/models.md), or module:function of your own (docs/from_python.md).
+      group: Name from `fedjax-ht list groups`; hf:FOLDER, a Hugging Face folder (docs/models.md);
+        or module:function of your own (docs/from_python.md).
       feature_dim: Width of the features, from extractor to head; 0: the group's own.
-      shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share, and pFedAFM and
-        pFedMoE the extractor of; "": the smallest.
-      norm: Normalisation of models that normalise by batch.
-      rates: Width rates of slices of one network, which clients then train: rho=10 (DFRD's
-        budgets), or 1,1/2,1/4 in turn; "": whole models.
+      shared: Architecture of the group that FML, FedKD, FedAPEN and FedMRL share, and whose
+        extractor pFedAFM and pFedMoE share; "": the smallest.
+      norm: Normalisation layer of models with batch normalisation.
+      rates: Width rates of the slices of one network that clients train: rho=10 (DFRD's budgets),
+        or 1,1/2,1/4 in turn; "": whole models.
       scaler: Division of a slice by its width rate before every norm, in training.
-      output_relu: ReLU behind the logits of htc4 heads, as in the released code.
-      weights: File that models start from, or architecture -> file (docs/models.md); "": random
-        weights, or those in the folder of a group hf:FOLDER.
-      weights_head: Use of the file's classifiers, too, where they fit.
-      lora: Ranks of low-rank adapters, which clients then train instead of their extractors:
+      output_relu: ReLU after the logits of htc4 heads, as in the released code.
+      weights: File of the models' initial weights, or architecture -> file (docs/models.md); "":
+        random weights, or those in the folder of a group hf:FOLDER.
+      weights_head: Use of the file's classifiers as well, where they fit.
+      lora: Ranks of low-rank adapters, which clients train instead of their extractors:
         rank=2,4,8, in turn (docs/adapters.md); "": none.
       lora_alpha: Numerator of the adapters' scale alpha / rank; 0: twice the rank.
       lora_targets: Paths of the dense layers to adapt, such as *query,*value.
@@ -197,30 +196,30 @@ class ModelConfig(Section, prefix="model."):
 
 @dataclasses.dataclass
 class TrainingConfig(Section, prefix="training."):
-    """Local training; lab/runs/method.py makes `core.local_training.LocalTraining` of it.
+    """Local training; lab/runs/method.py converts it to `core.local_training.LocalTraining`.
 
-    They are two classes because LocalTraining holds optimiser, schedule and augmentation as
-    functions, and a config file cannot.
+    They are separate classes because LocalTraining holds functions (optimiser, schedule,
+    augmentation), which a config file cannot.
 
     Attributes:
-      optimizer: Optimiser of the clients, whose state is made anew in every round: sgd, adam, or an
-        optimiser of optax with numbers of its own, optax:adamw/b1=0.8/weight_decay=0.01.
+      optimizer: Optimiser of the clients, initialised in every round: sgd, adam, or one of optax
+        with its own arguments, optax:adamw/b1=0.8/weight_decay=0.01.
       learning_rate: Step size of the optimiser.
       schedule: Factor on the step size by round: constant, cosine/500 (falls to 0 in 500 rounds),
         step/100/0.1 (a tenth every 100 rounds).
       momentum: Momentum of sgd.
-      beta1: Share of its mean gradient that adam keeps in a step; its mean square keeps 0.999.
-      weight_decay: Factor of the decay of weights.
-      clip_norm: Length at which a batch's gradient is clipped; 0: no clipping.
-      batch_size: Samples of a step.
-      epochs: Passes over a client's training samples in a round.
-      steps: Steps of a round, instead of epochs; 0: epochs.
-      shuffle: A new order of the samples in every epoch; without, in stored order.
-      drop_remainder: Omission of an epoch's last partial batch, where a client fills one at all.
-      augmentation: Changes of every training batch, in order: flip, padded_crop, mean_padded_crop,
+      beta1: Decay rate of adam's mean gradient per step; that of its mean square is 0.999.
+      weight_decay: Factor of weight decay.
+      clip_norm: Norm at which a batch's gradient is clipped; 0: no clipping.
+      batch_size: Samples per step.
+      epochs: Passes over a client's training samples per round.
+      steps: Steps per round, instead of epochs; 0: epochs.
+      shuffle: A new order of the samples in every epoch; False: the stored order.
+      drop_remainder: Omission of an epoch's last partial batch, if the client fills any batch.
+      augmentation: Changes to every training batch, in order: flip, padded_crop, mean_padded_crop,
         resized_crop, random_erasing.
-      of: Other values for clients of an architecture, resnet8:learning_rate=0.01:batch_size=32, an
-        entry each.
+      of: Other values for clients of an architecture, such as
+        resnet8:learning_rate=0.01:batch_size=32, one entry each.
     """
 
     optimizer: str = "sgd"
@@ -241,25 +240,25 @@ class TrainingConfig(Section, prefix="training."):
 
 @dataclasses.dataclass
 class DevicesConfig(Section, prefix="devices_profile."):
-    """The simulated devices of the clients, see docs/devices.md. A quantity is a number, or
-    lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated.
+    """The clients' simulated devices, see docs/devices.md.
 
-    They are not `simulation.profile.Profile`, which holds arrays of all clients: these are the
-    texts and files by which lab/runs/devices.py draws or reads the arrays.
+    A quantity is a number, or lognormal/MEDIAN/SIGMA, drawn once for each client; "": not
+    simulated. `simulation.profile.Profile` is a separate class: it holds the arrays over clients,
+    which lab/runs/devices.py draws or reads from these strings and files.
 
     Attributes:
-      flops: Speed of training in FLOP/s: 1e9, or lognormal/1e9/0.5; "": not simulated.
-      up: Speed of uploads in bytes/s, written as flops is.
-      down: Speed of downloads in bytes/s, written as flops is.
-      memory: Bytes of a client's memory, written as flops is: each client trains the largest
+      flops: Training speed in FLOP/s: 1e9, or lognormal/1e9/0.5; "": not simulated.
+      up: Upload speed in bytes/s, written like flops.
+      down: Download speed in bytes/s, written like flops.
+      memory: Bytes of a client's memory, written like flops: each client trains the largest
         architecture of model.group that fits.
       csv: File with columns client and any of flops, up, down, memory, instead of those fields.
-      available: Chance that a client can be reached in a round, 0.8; or csv:PATH with columns
+      available: Probability that a client is available in a round, 0.8; or csv:PATH with columns
         client, first_round, last_round; "": always.
       deadline: Simulated seconds of a round after which uploads are late; 0: none are.
-      late: Fate of late uploads: "lost", or "arrives" in the later round in which the client is
-        done.
-      seed: Seed of what is drawn; all trials have the same devices.
+      late: Treatment of late uploads: "lost", or "arrives" in the later round in which the client
+        finishes.
+      seed: Seed of the drawn quantities; all trials have the same devices.
     """
 
     flops: OptionalText = None
@@ -275,13 +274,13 @@ class DevicesConfig(Section, prefix="devices_profile."):
 
 @dataclasses.dataclass
 class PrivacyConfig(Section, prefix="privacy."):
-    """Differential privacy, `trust.options.Privacy` and docs/privacy.md.
+    """Differential privacy, see `trust.options.Privacy` and docs/privacy.md.
 
-    They are two classes because Privacy also holds `secret`, which no config.json may contain.
+    They are separate classes because Privacy also holds `secret`, which no config.json may contain.
 
     Attributes:
       unit: Unit that noise hides: a client, from those who see the server's state; a client's
-        upload, from the server, too; or a single sample. none: no noise.
+        upload, also from the server; or a single sample. none: no noise.
       clip: L2 norm at which a client's update, or a sample's gradient, is clipped.
       noise: Standard deviation of the noise on the sum, in units of clip.
       delta: Probability delta at which epsilon is reported.
@@ -295,14 +294,15 @@ class PrivacyConfig(Section, prefix="privacy."):
 
 @dataclasses.dataclass
 class EvaluateConfig(Section, prefix="evaluate."):
-    """The rounds and clients of evaluations, which are arguments of `simulation.history.run`; what
-    they score is another section, `core.evaluation.Scoring`.
+    """Rounds and clients of evaluations, which are arguments of `simulation.history.run`.
+
+    `core.evaluation.Scoring` is a separate section with what they score.
 
     Attributes:
       every: Rounds between evaluations.
-      patience: Evaluations without a new best accuracy, after which a run ends; 0: all its rounds.
-      sample: Number of clients that every evaluation scores, the same ones in a run; 0: all.
-      participants: Rounds between those whose participants are scored as training left them.
+      patience: Evaluations without a new best accuracy before a run ends; 0: it never ends early.
+      sample: Number of clients that every evaluation scores, the same in a whole run; 0: all.
+      participants: Rounds between scores of the participants right after their training.
     """
 
     every: Count = 1
@@ -317,7 +317,7 @@ class CheckpointConfig(Section, prefix="checkpoint."):
 
     Attributes:
       every: Rounds between checkpoints.
-      keep: Number of checkpoints that are kept.
+      keep: Number of newest checkpoints to keep.
     """
 
     every: Count = 10
@@ -329,8 +329,7 @@ class ReportConfig(Section, prefix="report."):
     """The report of a run.
 
     Attributes:
-      maps: Pictures of the features, also by t-SNE where scikit-learn is installed ("auto"), or
-        none.
+      maps: Pictures of the features, with t-SNE if scikit-learn is installed ("auto"), or none.
     """
 
     maps: Literal["auto", "none"] = "auto"
@@ -338,48 +337,48 @@ class ReportConfig(Section, prefix="report."):
 
 @documented_by(Scoring)
 class ScoringConfig(Section, Scoring, prefix="scoring."):
-    """What an evaluation scores: `core.evaluation.Scoring`, whose fields can be set."""
+    """What an evaluation scores: `core.evaluation.Scoring`, with settable fields."""
 
 
 @documented_by(Attack)
 class AttackConfig(Section, Attack, prefix="attack."):
-    """The attack: `trust.options.Attack`, whose fields can be set."""
+    """The attack: `trust.options.Attack`, with settable fields."""
 
 
 @dataclasses.dataclass
 class Config(Section):
-    """An experiment. By default FedTGP runs on the embedded images.
+    """An experiment. By default, it trains FedTGP on the embedded images.
 
     Attributes:
-      seed: Seed of initial weights, shuffles and participation; the split has a seed of its own.
-      trials: Number of seeds seed, seed + 1, ..., a run each.
+      seed: Seed of initial weights, shuffles and participation; the split has its own seed.
+      trials: Number of runs, one for each of the seeds seed, seed + 1, ...
       rounds: Communication rounds.
-      entries: Entries that run beside the method on the same split, such as "fedproto:weight=3.0";
-        and presets, which give entries of their name their settings and do not run by themselves
+      entries: Entries to run beside the method on the same split, such as "fedproto:weight=3.0";
+        and presets, which do not run themselves but give entries of their name their settings
         (lab/config/entries.py).
       participation: Share of the clients that take part in a round.
-      select: Choice of a round's participants: uniform, by_samples, oort, or power_of_choice/2 for
-        those with the largest loss among twice as many candidates.
-      new_share: Share of the clients that never train, and are scored apart
+      select: Selection of a round's participants: uniform, by_samples, oort, or power_of_choice/2
+        for those with the largest loss among twice as many candidates.
+      new_share: Share of the clients that never train and are scored separately
         (docs/comparisons.md).
       drop_rate: Share of a round's participants whose upload is lost after training.
-      shared_init: The same first weights for all clients of an architecture.
+      shared_init: Equal initial weights for all clients of an architecture.
       uplink: Transforms of uploads, such as gaussian_noise/0.05/0.2: scale s and coefficient p; or
-        a code that sends fewer bytes, quantise/8 or top_k/0.01, see docs/codes.md.
+        compression, quantise/8 or top_k/0.01, see docs/codes.md.
       downlink: Transforms of downloads, such as gaussian_noise/0.05/0.2.
-      refuse_outliers: Bound of an upload, in multiples of the round's median upload; one beyond is
-        refused. 0: no bound.
+      refuse_outliers: Bound of an upload, in multiples of the round's median upload; larger ones
+        are refused. 0: no bound.
       robust: Defences before the server, in order, such as norm_bound/2 and median; see
         trust/defences.py.
-      give_up: Rounds in a row from which nothing arrives, after which a run stops; 0: it never
-        does.
-      lanes: Clients side by side on a device; 0: chosen, see lanes.json in the run's folder.
-      devices: Devices to shard the clients over; 0: all that the machine has. On CPU a core is a
-        device, at most 8, and on two cores one device is taken: give 2 for long runs.
+      give_up: Consecutive rounds without any upload after which a run stops; 0: it never does.
+      lanes: Clients that train in parallel on a device; 0: chosen, see lanes.json in the run's
+        folder.
+      devices: Devices to shard the clients over; 0: all of the machine. On CPU each core is a
+        device, at most 8; with two cores one device is used: set 2 for long runs.
       precision: Precision of matrix products and convolutions.
-      client_store: Memory in which the states of clients at rest live.
+      client_store: Memory that holds the states of clients at rest.
       time_stages: Measurement of the seconds of a round's stages, which then wait for each other.
-      track: Trackers that get each round's row: tensorboard, wandb, mlflow (docs/running.md).
+      track: Trackers that receive each round's row: tensorboard, wandb, mlflow (docs/running.md).
     """
 
     seed: Seed = 0
@@ -400,7 +399,7 @@ class Config(Section):
     downlink: Specs = ()
     refuse_outliers: NonNegative = 1000.0
     robust: Specs = ()
-    # accuracies are then those of the clients that do not attack
+    # with an attack, accuracies are those of the other clients
     attack: AttackConfig = dataclasses.field(default_factory=AttackConfig)
     devices_profile: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)

@@ -1,8 +1,8 @@
-"""Sections of a config: dataclasses whose fields are checked whenever they are set.
+"""Sections of a config: dataclasses that check every assignment to a field.
 
-A field's annotation bounds its values (check/options.py). None is a field that is not given; flags,
-config files and config.json write it as a plain value, 0, "" or "none", which the annotation names:
-`Annotated[Count | None, NotGiven(0)]`.
+A field's annotation bounds its values (check/options.py). None means that a field is not given.
+Flags, config files and config.json write it as a plain value, 0, "" or "none", which the annotation
+names: `Annotated[Count | None, NotGiven(0)]`.
 """
 
 import copy
@@ -23,7 +23,7 @@ S = TypeVar("S", bound="Section")
 class Section:
     """Base of a config and of its sections, which are dataclasses.
 
-    A field is checked when it is set, also by `dataclasses.replace`. A class names its prefix in
+    A field is checked when it is set, also by `dataclasses.replace`. A class sets its prefix for
     messages: `class TrainingConfig(Section, prefix="training.")`.
     """
 
@@ -45,7 +45,7 @@ class Section:
         """Sets fields by name or path: {"rounds": 5, "training.epochs": 2, "model": {...}}.
 
         Raises:
-          ValueError: there is no such field, or it cannot have this value. One line.
+          ValueError: a field is unknown, or its value is invalid. One line.
         """
         for path, value in (dict(values) | fields).items():
             name, dot, inner = path.partition(".")
@@ -84,13 +84,13 @@ def paths(section: Section, prefix: str = "") -> Iterator[str]:
 
 
 def unknown_field(name: str, known: Section | Collection[str]) -> str:
-    """Writes the message on a field that a section, or the config, does not have."""
+    """Returns the message for a field that a section, or the config, does not have."""
     names = list(paths(known, known.prefix)) if isinstance(known, Section) else known
     return unknown("config field", name, names, "`fedjax-ht list fields` shows all of them")
 
 
 def to_plain(section: Section) -> dict[str, Any]:
-    """Returns the plain values of a section; of sections in it, nested dictionaries."""
+    """Returns the plain values of a section, with nested dictionaries for sections in it."""
     values = {}
     for name, hint in options.hints_of(type(section)).items():
         value = getattr(section, name)
@@ -108,21 +108,21 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 
 def to_json(section: Section) -> dict[str, Any]:
-    """Returns the plain values of a section as reading them from a JSON file returns them."""
+    """Returns the plain values of a section as a JSON file would return them."""
     return json.loads(json.dumps(to_plain(section)))
 
 
 def changed(section: S, values: Mapping[str, Any]) -> S:
-    """Returns a section with other values of some fields; errors as of `Section.update`."""
+    """Returns a section with other values of some fields; raises as `Section.update` does."""
     other = copy.copy(section)
     other.update(values)
     return other
 
 
 def shared_fields(section: Any, kind: type) -> dict[str, Any]:
-    """Returns the values of a section's fields that `kind` has by the same name.
+    """Returns the values of a section's fields that `kind` has under the same name.
 
-    They are declared in both classes, and need no line in the function that makes one of the other.
+    Code that converts one class to the other need not list such fields.
     """
     names = options.hints_of(type(section)).keys() & options.hints_of(kind).keys()
     return {name: getattr(section, name) for name in names}
@@ -140,21 +140,21 @@ def plain_hint(hint: Any) -> Any:
         return options.Whole
     if get_origin(kinds[0]) is Literal:
         return Literal[(*get_args(kinds[0]), marker.plain)]
-    return Union[kinds]  # noqa: UP007  (of a tuple that is not known here)
+    return Union[kinds]  # noqa: UP007  (of a tuple known only at run time)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Returns a field's value for a plain one, after checking it."""
+    """Returns a field's value for a plain one, after a check."""
     if options.traced(value):
         return value
     if isinstance(hint, type) and issubclass(hint, Section):
         return _section(name, value, hint)
-    if hasattr(value, "tolist"):  # NumPy's and jax's numbers, which JSON has not
+    if hasattr(value, "tolist"):  # NumPy and JAX numbers, which JSON lacks
         value = value.tolist()
     marker = options.extra_of(hint, options.NotGiven)
     if marker is not None:
         is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
-        if value is None or (is_plain and value == marker.plain):  # False is not 0 here
+        if value is None or (is_plain and value == marker.plain):  # False does not count as 0
             return None
     if options.extra_of(hint, AsTuples) is not None:
         value = as_tuples(value)
@@ -167,7 +167,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _section(name: str, value: Any, kind: type[Section]) -> Section:
-    """Returns a section for a mapping, or for an instance of the library's class that it extends,
+    """Returns a section for a mapping, or for an instance of the library class that it extends,
     such as an fl.Attack."""
     if dataclasses.is_dataclass(type(value)) and type(value) in kind.__mro__[1:]:
         value = vars(value)
@@ -180,10 +180,9 @@ def _section(name: str, value: Any, kind: type[Section]) -> Section:
 
 
 def with_tuples(value: Any) -> Any:
-    """Replaces lists by tuples, which JSON has not, on every level of a value, or of the values of
-    a mapping."""
+    """Replaces lists, as JSON has them, with tuples at every level of a value or a mapping."""
     if isinstance(value, Mapping):
         return {key: with_tuples(each) for key, each in value.items()}
-    if type(value) in (list, tuple):  # no NamedTuple
+    if type(value) in (list, tuple):  # not a NamedTuple
         return tuple(map(with_tuples, value))
     return value
