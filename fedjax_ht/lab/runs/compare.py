@@ -1,23 +1,22 @@
 """Compares methods: fedjax-ht compare --config=quickstart --methods=local,fedtgp.
 
-One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every
-method. A name is the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05"
-has settings of its own, and "fedtgp@tuned" those that were searched for the config
-(lab/config/entries.py). The report says which had what. --methods and --trials are the config's
-unless given. --fair=9 first searches nine settings of each method, by validation, and
-compares the best; --over=training.batch_size=64,512 has them search that field of the recipe, too,
-all methods at the same draws of it. --target=0.8 reports what reaching that accuracy takes,
---target_share=0.9 what nine tenths of the best accuracy take;
---target_score=accuracy_participants takes that score instead. --methods=all --skip_unfit compares
+All methods train on the same split (or one per trial, by the config's partition.per_trial) with
+--trials seeds. A plain name is a method with its paper's settings.
+"fedproto:weight=3.0:training.learning_rate=0.05" has its own settings, and "fedtgp@tuned" those
+tuned for the config (lab/config/entries.py). The report lists all settings. --methods and --trials
+default to the config's. --fair=9 first searches nine settings of each method, by validation, and
+compares the best. --over=training.batch_size=64,512 also searches that field of the recipe, with
+the same draws for all methods. --target=0.8 reports the cost of reaching that accuracy, and
+--target_share=0.9 the cost of nine tenths of the best accuracy;
+--target_score=accuracy_participants uses that score instead. --methods=all --skip_unfit compares
 all methods that can run in the federation. --split_seeds=3 runs the comparison on three splits,
-with the trials on each. --entries=2/8 trains the second of eight shares of the
-entries alone, in a folder of its own, which `fedjax-ht merge` puts beside the others'. The same
-command again goes on where the run stopped.
+with the trials on each. --entries=2/8 trains only the second of eight shares of the entries, in a
+separate folder; `fedjax-ht merge` combines the folders. The same command resumes a stopped run.
 
-With --split_seeds the accuracies of a method, or differences of two, are y[s, k] of S splits and K
-seeds; a dot is a mean over the index. Their variances are those with which mean squares have these
-expectations (S. R. Searle, G. Casella and C. E. McCulloch, Variance Components, 1992, chapter 4); a
-negative one is 0:
+With --split_seeds, the accuracies of a method, or the differences between two, are y[s, k] for S
+splits and K seeds; a dot is a mean over the index. Their variance components solve the expected
+mean squares below (S. R. Searle, G. Casella and C. E. McCulloch, Variance Components, 1992,
+chapter 4); negative ones are set to 0:
 
     MS_split = K sum_s (y[s, .] - y[., .])^2 / (S - 1)        expected: K var_split + var_rest
     MS_model = S sum_k (y[., k] - y[., .])^2 / (K - 1)        expected: S var_model + var_rest
@@ -99,10 +98,10 @@ ALL = "all"  # of --methods
 
 
 def comparison(config: Config, methods: Sequence[str] | None, trials: int | None) -> Config:
-    """Returns a config that runs these entries with so many trials; None leaves the config's.
+    """Returns a config with these entries and number of trials; None keeps the config's.
 
     Raises:
-      ValueError: no entry, one given twice, or one that is wrong.
+      ValueError: there is no entry, a repeated one, or an invalid one.
     """
     if trials is not None:
         config = dataclasses.replace(config, trials=trials)
@@ -123,7 +122,7 @@ def share_of(config: Config, share: str | None) -> Config:
     """Returns a config with a share of its entries, "2/8"; None leaves all.
 
     Raises:
-      ValueError: it is no such share, or an empty one. One line.
+      ValueError: it is not such a share, or the share is empty. One line.
     """
     if share is None:
         return config
@@ -140,7 +139,7 @@ def share_of(config: Config, share: str | None) -> Config:
 def chosen_aim(
     score: str, target: float | None, share: float | None, task: str = "classification"
 ) -> Aim:
-    """Returns the aim that the flags set in a run of the task.
+    """Returns the aim that the flags set for a task.
 
     Raises:
       ValueError: a value is out of range, or both are given.
@@ -158,7 +157,7 @@ def chosen_aim(
 
 
 def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
-    """Writes the files that a comparison has more than a run; returns them and the page."""
+    """Writes the additional files of a comparison; returns them and the page."""
     lines, target, _ = costs(result.histories, aim)
     write_whole(workdir / "compare.md", result.summary + "\n")
     gains = client_gains(result.histories)
@@ -198,8 +197,10 @@ def run_splits(
 
 
 def sensitivity(scores: Mapping[str, np.ndarray]) -> Document:
-    """Makes a table of the spread of each entry, [splits, models], and of its difference to the
-    baseline."""
+    """Makes a table of the spread of each entry, and of its difference to the baseline.
+
+    Scores have shape [splits, models].
+    """
     spreads, baseline = dict(scores), baseline_of(scores)
     for label in scores:
         if label != baseline:

@@ -1,14 +1,14 @@
-"""Downloads data sets from their homes, lists those that can be read, and shows one.
+"""Downloads data sets, lists the available ones, and shows one.
 
     fedjax-ht data get cifar10 [--data_dir=data]
     fedjax-ht data list [--data_dir=data]
     fedjax-ht data show csv:mine.csv [--label=outcome] [--features=-id] [--page=mine.html]
 
-A download that was cut off begins anew, by the same command. Runs read what was
-downloaded by --config.dataset.name=NAME --config.dataset.data_dir=DIR. `show` prints what a run
-would read: samples, classes, sets, columns, and what was left out or converted; and writes a page
-with twenty samples, the classes by set and the values. Its flags are a config's dataset.label and
-so on.
+The same command restarts an interrupted download. Runs read downloaded sets by
+--config.dataset.name=NAME --config.dataset.data_dir=DIR. `show` prints what a run would read:
+samples, classes, sets, columns, and what was skipped or converted. It also writes a page with
+twenty samples, the classes by set and the values. Its flags are fields of a config, dataset.label
+and so on.
 """
 
 import html
@@ -37,7 +37,7 @@ from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.document import Bullets, Table
 from fedjax_ht.lab.report.plots import COLOURS, FEW, legend, rendered, subplots
 
-# allow_override: another command has a flag of this name, and one process may import both
+# allow_override: another command defines the same flag, and one process may import both
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", "data", "The folder of the sets' files.", allow_override=True
 )
@@ -60,9 +60,9 @@ def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **
     """Runs the action that the command line names: ["get", NAME], ["list"] or ["show", NAME].
 
     Args:
-      arguments: the words of the command line.
+      arguments: the positional arguments of the command line.
       data_dir: the folder of the sets' files.
-      page: path of the file that `show` writes; None for one by the set's name.
+      page: path of the page that `show` writes; None names it after the set.
       **options: options of `load_dataset`, for `show`.
 
     Raises:
@@ -81,7 +81,7 @@ def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **
 
 
 def show(dataset: Dataset, page: Path) -> None:
-    """Prints the facts of a data set, and writes a page that shows it."""
+    """Prints a summary of a data set, and writes a page that shows it."""
     print("\n".join(describe(dataset).lines))
     print(f"written: {write_data_page(dataset, page)}")
 
@@ -95,7 +95,7 @@ def page_name(name: str) -> str:
 
 
 def line(source: Source, present: Sequence[Path]) -> str:
-    """Returns the line of a data set: its name, its kind, and whether it is there."""
+    """Returns the line of a data set: its name, its kind, and whether it is downloaded."""
     if not source.files:  # nothing is downloaded
         return f"{source.name:<20}{source.about}"
     state = f"is there: {present[0]}" if present else "is not there"
@@ -108,9 +108,9 @@ def main(arguments: list[str]) -> None:
     command(arguments[1:], _DATA_DIR.value, _PAGE.value, **options)
 
 
-MOST = 40  # classes, and no more, whose names stand beside their bars
+MOST = 40  # classes up to which names are written beside the bars
 BINS = 64
-WIDTH = 5.5  # inches: words stay readable where a phone shrinks the picture
+WIDTH = 5.5  # inches: words stay readable when a phone shrinks the picture
 
 
 def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
@@ -140,7 +140,7 @@ def class_counts_picture(counts: Mapping[str, np.ndarray], class_names: Sequence
 
 
 def histogram(values: np.ndarray) -> Figure:
-    """Draws how often values occur."""
+    """Draws a histogram of values."""
     figure, axes = subplots(figsize=(2.4, 1.3))
     axes.hist(np.ravel(values), _edges(values), color=COLOURS[0])
     axes.tick_params(labelsize=6)
@@ -148,7 +148,7 @@ def histogram(values: np.ndarray) -> Figure:
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Borders of bins; around whole numbers where all values are such."""
+    """Edges of bins; centred on integers if all values are whole numbers."""
     if not values.size:
         return np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
@@ -159,7 +159,7 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 
 def window_picture(window: np.ndarray) -> Figure:
-    """Draws one window of sensors, float [T, ...]: a line a signal, against time."""
+    """Draws one window of sensors, float [T, ...]: one line per signal, over time."""
     figure, axes = subplots(figsize=(2.4, 1.2))
     axes.plot(window.reshape(len(window), -1), lw=0.8)
     axes.axis("off")
@@ -168,13 +168,13 @@ def window_picture(window: np.ndarray) -> Figure:
 
 SAMPLES = 20
 LOOKED_AT = 2_000  # samples whose values are counted
-MOST_COLOURS = 6  # sets or groups that a bar is divided into
+MOST_COLOURS = 6  # sets or groups into which a bar is divided
 PANELS = 24  # features or channels whose values are drawn
-TOKENS = 60  # of a text that are shown
+TOKENS = 60  # tokens of a text to show
 
 
 def write_data_page(dataset: Dataset, path: Path) -> Path:
-    """Writes a page that needs no network.
+    """Writes a self-contained page, which needs no network.
 
     Args:
       dataset: the data set to show.
@@ -196,7 +196,7 @@ def write_data_page(dataset: Dataset, path: Path) -> Path:
 
 
 def _facts(described: Description) -> Bullets:
-    """Lists the facts that the two lines at the page's head have no room for."""
+    """Lists the facts that do not fit in the two lines at the top of the page."""
     facts = []
     if described.label:
         facts.append(f"label: column {described.label!r}")
@@ -211,7 +211,7 @@ def _facts(described: Description) -> Bullets:
 
 
 def _chosen(dataset: Dataset) -> list[int]:
-    """Draws samples, of all classes in turn."""
+    """Draws samples from all classes in turn."""
     rng = np.random.default_rng(0)
     chosen: list[int] = []
     queues = []
@@ -269,7 +269,7 @@ def _window(dataset: Dataset, index: int) -> str:
 def _text(dataset: Dataset, index: int) -> str:
     tokens = [int(token) for token in dataset.inputs[index][:TOKENS] if token]
     texts = dataset.reading.token_texts if dataset.reading else ()
-    # letters of a text of letters stand side by side
+    # the tokens of a character-level text are joined without spaces
     gap = "" if max(map(len, texts), default=2) == 1 else " "
     shown = gap.join(texts[token] if token < len(texts) else str(token) for token in tokens)
     return f"<blockquote>{html.escape(shown)}</blockquote>"
@@ -281,7 +281,7 @@ def _numbers(dataset: Dataset, index: int) -> str:
 
 
 def _rows(dataset: Dataset, described: Description, chosen: list[int]) -> Table:
-    """The samples of a table, a row each."""
+    """The samples of a table, one per row."""
     names = described.features or tuple(map(str, range(dataset.inputs.shape[1])))
     rows = []
     for index in chosen:
@@ -308,7 +308,7 @@ def _classes(dataset: Dataset, described: Description) -> str:
 
 
 def _values(dataset: Dataset, described: Description) -> str:
-    """A histogram of the values of each of the first features or channels."""
+    """Histograms of the first features or channels."""
     step = 1 + len(dataset.labels) // LOOKED_AT
     x = jax.tree.map(lambda array: np.asarray(array[::step]), dataset.inputs)
     named = _by_name(described, x)
@@ -330,7 +330,7 @@ def _values(dataset: Dataset, described: Description) -> str:
 
 
 def _by_name(described: Description, x: Any) -> dict[str, np.ndarray]:
-    """Values by feature, of a table; by channel, of images and windows of a few; else together."""
+    """Values by feature for tables, by channel for images and windows with few, else together."""
     if described.kind == "texts":
         return {"tokens of a text": (x != 0).sum(1)}
     if described.kind == "rows":

@@ -1,5 +1,7 @@
-"""Builds the clients' simulated devices from `config.devices_profile`, and finds the largest model
-that fits the memory of each."""
+"""Builds the clients' simulated devices from `config.devices_profile`.
+
+Also finds the largest model that fits each client's memory.
+"""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.lab.config.sections import DevicesConfig
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
-# The position of a quantity selects the generator that its values are drawn from.
+# A quantity's position selects the generator of its values.
 QUANTITIES = ("flops", "up", "down", "memory")
 MAX_SIGMA = 10  # of a lognormal, in standard deviations of the logarithm
 QUANTITY_FORMS = {
@@ -31,24 +33,23 @@ CELL_RULES = {True: "a whole number from 0 on", False: "a number above 0"}
 
 
 def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
-    """Returns the profile of the clients' devices; None where nothing of a round is simulated.
+    """Returns the profile of the clients' devices; None if nothing of a round is simulated.
 
     Raises:
-      ValueError: a field, or a file that it names, is wrong. One line.
+      ValueError: a field, or a file that it names, is invalid. One line.
     """
     rates = client_values(devices, num_clients)
-    rates.pop("memory", None)  # it decides who trains which model, and takes no time
+    rates.pop("memory", None)  # it selects each client's model, and takes no simulated time
     available = availability(devices, num_clients)
     profile = Profile(available, **rates, deadline=devices.deadline, late=devices.late)
     return profile if rates or available else None
 
 
 def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndarray]:
-    """Returns the simulated ones of `QUANTITIES`, from fields or the file, float64 [num_clients]
-    each.
+    """Returns the simulated `QUANTITIES`, from fields or the file, float64 [num_clients] each.
 
     Raises:
-      ValueError: as of `make_profile`.
+      ValueError: see `make_profile`.
     """
     values = {}
     if devices.csv is not None:
@@ -67,7 +68,7 @@ def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndar
 
 
 def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
-    """Returns one quantity of every client, float64 [num_clients]: the same, or drawn once.
+    """Returns one quantity of every client, float64 [num_clients]: constant, or drawn once.
 
     A client's value does not depend on the number of clients.
 
@@ -78,7 +79,7 @@ def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
       seed: seed of `config.devices_profile`.
 
     Raises:
-      ValueError: `text` is neither. One line.
+      ValueError: `text` has neither form. One line.
     """
     kind, numbers = read_spec(f"devices_profile.{name}", text, QUANTITY_FORMS, QUANTITY_RULE)
     if not kind:
@@ -89,10 +90,10 @@ def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
 
 
 def availability(devices: DevicesConfig, num_clients: int) -> Available | None:
-    """Returns which clients can be reached in which round; None where all can in every round.
+    """Returns which clients are available in which round; None if all always are.
 
     Raises:
-      ValueError: as of `make_profile`.
+      ValueError: see `make_profile`.
     """
     text = devices.available
     if text is None:
@@ -123,15 +124,16 @@ def files_of(devices: DevicesConfig) -> list[str]:
 
 
 def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
-    """Returns each client's architecture: the one that needs most of those that train in its
-    memory, of equals the first.
+    """Returns each client's architecture: of those that train in its memory, the largest.
+
+    Of equal ones, the first is taken.
 
     Args:
       needed: architecture -> bytes that its training needs.
       memory: bytes of each client's device, float64 [num_clients].
 
     Raises:
-      ValueError: a client has too little memory for all of them. One line.
+      ValueError: a client has too little memory for every architecture. One line.
     """
     largest_first = sorted(needed, key=needed.__getitem__, reverse=True)
     least = largest_first[-1]
@@ -146,7 +148,7 @@ def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
 
 
 def described(devices: DevicesConfig) -> str:
-    """Returns the fields that are set, as a sentence that follows another; "" for none."""
+    """Returns the fields that are set, as a sentence to append; "" for none."""
     defaults = vars(DevicesConfig(seed=devices.seed))
     differing = [
         f"{name} {value}" for name, value in vars(devices).items() if value != defaults[name]
@@ -168,10 +170,10 @@ def read_table(
       num_clients: number of clients in the federation.
 
     Returns:
-      Those of the columns that the file has, float64 [num_clients] each, by client.
+      The columns that the file has, float64 [num_clients] each, ordered by client.
 
     Raises:
-      ValueError: as of `read_rows`, or a client has no row or two. One line.
+      ValueError: see `read_rows`; or a client has no row, or two. One line.
     """
     table = read_rows(field, path, ("client",), columns)
     clients = table.pop("client")
@@ -195,14 +197,13 @@ def read_rows(
     Args:
       field: the config's field, for messages.
       path: path of the file.
-      whole: columns that the file must have, of whole numbers from 0 on.
-      positive: columns that it may have, of numbers above 0.
+      whole: required columns, with integers from 0.
+      positive: optional columns, with numbers above 0.
 
     Raises:
-      ValueError: the file cannot be read, or has another column, or something else in one. One
-        line.
+      ValueError: the file cannot be read, or has an unknown column or an invalid value. One line.
     """
-    # pyarrow is loaded where a file is named
+    # imports pyarrow, which only configs with a file need
     from fedjax_ht.lab.readers.table_files import table_with_head
 
     place = f"{field}: {path}:"
@@ -235,7 +236,7 @@ def read_rows(
 
 
 def _number(text: str, whole: bool) -> float | None:
-    """Returns a cell's number, None where it is none or out of range."""
+    """Returns a cell's number; None if it is not a number or out of range."""
     try:
         value = float(text)
     except ValueError:

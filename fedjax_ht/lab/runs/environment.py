@@ -1,4 +1,4 @@
-"""The program and the machine that make a measurement."""
+"""The program and the machine behind a measurement."""
 
 import functools
 import importlib.metadata
@@ -16,7 +16,7 @@ from fedjax_ht.lab.version import library_version
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 CODE = "code."
-"""Begins the names of files of a user's own code, which an entry notes beside these versions."""
+"""Prefix for files of a user's own code, which an entry records beside these versions."""
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def lines(versions: Mapping[str, str]) -> list[str]:
-    """Writes an `environment` in lines: the library, the packages it computes with, the machine."""
+    """Formats an `environment` as lines: the library, its packages, the machine."""
     return [
         f"fedjax_ht {versions['fedjax_ht']} (commit {versions['commit']})",
         ", ".join(f"{name} {versions[name]}" for name in PACKAGES),
@@ -42,7 +42,7 @@ def lines(versions: Mapping[str, str]) -> list[str]:
 
 
 def machine() -> str:
-    """Names the devices that jax computes on, the cores and the Python."""
+    """Describes JAX's devices, the cores and the Python version."""
     device = jax.devices()[0]
     kind = device.device_kind
     if device.platform == "cpu":
@@ -53,7 +53,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Returns the processor's name where the system tells it, else its kind."""
+    """Returns the processor's name if the system provides it, else its kind."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         name = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
@@ -63,7 +63,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the code that runs, or "unknown": a wheel has none, unless pip built it
+    """Returns the commit of the running code, or "unknown": a wheel has none, unless pip built it
     from a repository."""
     root = Path(__file__).parents[3]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -77,7 +77,7 @@ def commit() -> str:
 
 
 def _commit_of_install() -> str:
-    """Returns the commit that pip notes of a package installed from a repository (PEP 610)."""
+    """Returns the commit that pip records for an installation from a repository (PEP 610)."""
     try:
         text = importlib.metadata.distribution("fedjax_ht").read_text("direct_url.json")
         return json.loads(text or "{}")["vcs_info"]["commit_id"][:12]

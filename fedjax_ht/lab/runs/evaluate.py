@@ -1,5 +1,6 @@
-"""Loads one client's trained model from a run, and evaluates or exports it; or scores all clients
-after epochs of their own training.
+"""Evaluates or exports one client's trained model from a run.
+
+Or scores all clients after epochs of their own training, with --adapt_epochs.
 
 fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3
 [--export=client3.safetensors]
@@ -36,7 +37,7 @@ from fedjax_ht.methods.shared.adapters import plain_model
 from fedjax_ht.simulation.rows import Row, evaluation_row, merit, score_of
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
-# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
+# allow_override: `fedjax-ht run` defines the same flags, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "The id of a client.")
@@ -51,7 +52,7 @@ _EXPORT = flags.DEFINE_string(
 
 
 class LoadedRun(NamedTuple):
-    """A run as its newest checkpoint left it.
+    """A run, restored from its newest checkpoint.
 
     Attributes:
       run: the entry, with its method, models and data.
@@ -85,12 +86,12 @@ def load_run(
       experiment: the run's experiment, if it has objects from Python.
 
     Returns:
-      The run's `simulation` and `state`, and its `run`, which has the entry's `label` and `method`,
-      the `dataset`, and `partitions`, one a trial.
+      The run's `simulation` and `state`, and its `run` with the entry's `label` and `method`, the
+      `dataset`, and `partitions`, one per trial.
 
     Raises:
       ValueError, OSError: there is no such run, method or trial, its data have changed, its folder
-        came from another run, or it needs `trust`. One line.
+        belongs to another run, or it needs `trust`. One line.
     """
     workdir = Path(workdir)
     experiment = read_experiment(workdir, trust, experiment)
@@ -114,7 +115,7 @@ def load_run(
 
 
 def client_state(loaded: LoadedRun, client: int) -> PyTree:
-    """Returns the state of a client, as the method left it; NumPy arrays.
+    """Returns a client's state, as the method left it, in NumPy arrays.
 
     Raises:
       ValueError: there is no such client.
@@ -129,20 +130,20 @@ def client_state(loaded: LoadedRun, client: int) -> PyTree:
 
 
 def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[str] = ()) -> None:
-    """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
+    """Writes a client's state; `config.model.weights` can read a .safetensors.
 
-    Low-rank adapters are added to the kernels under them in a .safetensors, whose model then needs
-    none; a .npz has them by name, without the frozen weights.
+    A .safetensors has low-rank adapters merged into their kernels, so that its model needs none. A
+    .npz has them by name, without the frozen weights.
 
     Args:
       state: the state of the client.
-      path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
-        model by torch's names, see `weights.start.state_dict`.
+      path: .npz for the whole state, keyed by path ("params/base/conv1/kernel"); .safetensors for
+        its model under torch's names, see `weights.start.state_dict`.
       bucket: the client's bucket.
-      classes: names of the data's classes, which a .safetensors keeps beside the head's rows.
+      classes: names of the data's classes, stored in a .safetensors beside the head's rows.
 
     Raises:
-      ValueError: another suffix, or a state without a model.
+      ValueError: the suffix is unknown, or the state has no model.
     """
     if Path(path).suffix == ".safetensors":
         model = state if isinstance(state, dict) else getattr(state, "model", {})
@@ -162,7 +163,7 @@ def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[st
 
 
 def check_export(path: Path | str) -> None:
-    """Raises a ValueError for a file of a kind that `export` does not write."""
+    """Raises ValueError for a suffix that `export` does not write."""
     if Path(path).suffix not in (".npz", ".safetensors"):
         raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
 
@@ -188,10 +189,10 @@ def print_scores(loaded: LoadedRun, client: int) -> None:
 
 
 def adapted_rows(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> list[Row]:
-    """Returns, for each number of epochs, the columns of an evaluation after so many epochs of the
-    clients' own training, see `Scoring.adapt_epochs`."""
+    """Returns the columns of an evaluation after each number of epochs of the clients' own
+    training, see `Scoring.adapt_epochs`."""
     run, rows = loaded.run, []
-    # clients whose states are stored for another score have them here, too
+    # clients whose states are stored for another score have them here as well
     state = "received" if run.options.scoring.state == "received" else "both"
     only = evaluated_clients(run.config)
     for count in epochs:

@@ -29,11 +29,11 @@ from fedjax_ht.models.adapters import Rank, lora
 from fedjax_ht.models.registry import GROUPS, names_folder
 
 WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head", "lora")
-"""Fields of `model` that whole models alone have."""
+"""Fields of `model` that only apply to whole models."""
 
 
 class Task(NamedTuple):
-    """The shapes that models of classes are made for: fields of a `Dataset` without samples."""
+    """The shapes that classification models need: fields of a `Dataset` without samples."""
 
     input_shape: InputShape
     num_classes: int
@@ -59,22 +59,22 @@ def make_clients(
 ) -> Federation:
     """Returns the federation of a config.
 
-    With `config.model.rates` clients have slices of one network. Else they have whole models:
+    With `config.model.rates`, clients have slices of one network. Otherwise they have whole models:
     client i has architecture i of the group, modulo their number, or the largest one that trains in
-    its memory. `config.model.lora` makes architectures of the group's with adapters of some ranks.
+    its memory. `config.model.lora` adds adapters of some ranks to the group's architectures.
 
     Args:
       config: the config of one entry.
-      dataset: the data set or task that the models are for.
+      dataset: the data set or task of the models.
       memory: bytes of each client's device, float64 [num_clients], or None.
-      begun: True for a run that has begun: weights that models started from may be gone, but for
-        those of an extractor under adapters.
-      architectures: architecture -> module that was given from Python, in place of the group.
+      begun: True for a run that has begun: initial weights may be missing, except those of an
+        extractor under adapters.
+      architectures: architecture -> module given from Python, in place of the group.
       training_of: (architecture) -> the recipe whose memory counts, by default that of
         `config.training`.
 
     Raises:
-      ValueError, FileNotFoundError: a field of `model` is wrong. One line.
+      ValueError, FileNotFoundError: a field of `model` is invalid. One line.
     """
     model = config.model
     rates = width_rates(model.rates, config.partition.num_clients)
@@ -125,7 +125,7 @@ def make_clients(
 def _weighted(
     model: ModelConfig, federation: Federation, begun: bool, class_names: Sequence[str] | None
 ) -> Federation:
-    """Starts models from the files of `config.model`, as far as they are needed."""
+    """Initialises models from the files of `config.model`, if they are needed."""
     weights = weights_of_model(model)
     if weights is None and model.lora and not begun:
         warnings.warn(
@@ -133,7 +133,7 @@ def _weighted(
             "one in model.weights",
             stacklevel=3,
         )
-    # A run's checkpoints have all that models have become, but for a frozen extractor.
+    # A run's checkpoints hold all weights except those of a frozen extractor.
     unneeded = begun and missing(weights) and not model.lora
     if weights is None or unneeded:
         return federation
@@ -143,8 +143,8 @@ def _weighted(
 def sliced_federation(
     model: ModelConfig, rates: Sequence[float], dataset: Dataset | Task
 ) -> Federation:
-    """Returns a federation whose client i has a slice of the group's one network, of width rate
-    `rates[i]`."""
+    """Returns a federation in which client i has a slice of the group's only network, with width
+    rate `rates[i]`."""
     for field in WITHOUT_RATES:
         value, default = getattr(model, field), getattr(ModelConfig(), field)
         if value != default:
@@ -159,7 +159,7 @@ def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
     """Returns each client's width rate from `config.model.rates`; () without it, for whole models.
 
     Raises:
-      ValueError: `text` names no rates, or more than clients. One line.
+      ValueError: `text` is not valid, or has more rates than clients. One line.
     """
     if not text:
         return ()
@@ -181,13 +181,13 @@ def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
 
 
 def adapted_group(model: ModelConfig, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Returns the group's modules, with adapters where `config.model.lora` has ranks.
+    """Returns the group's modules, with adapters if `config.model.lora` has ranks.
 
-    Entry i is module i and rank i, modulo their numbers, under a name such as "mlp_wide_r4"; the
-    combinations repeat after the least common multiple.
+    Entry i combines module i and rank i, modulo their numbers, under a name such as "mlp_wide_r4";
+    the combinations repeat after the least common multiple.
 
     Raises:
-      ValueError: a field of adapters is wrong. One line.
+      ValueError: a field of adapters is invalid. One line.
     """
     if not model.lora:
         return dict(modules)
@@ -202,10 +202,10 @@ def adapted_group(model: ModelConfig, modules: Mapping[str, nn.Module]) -> dict[
 
 
 def adapter_ranks(text: str) -> tuple[int, ...]:
-    """Returns the ranks of `config.model.lora`, such as (2, 4, 8) of "rank=2,4,8".
+    """Returns the ranks of `config.model.lora`, such as (2, 4, 8) for "rank=2,4,8".
 
     Raises:
-      ValueError: `text` names no ranks. One line.
+      ValueError: `text` is not valid. One line.
     """
     ranks = text.removeprefix("rank=").split(",")
     try:
@@ -221,8 +221,7 @@ def adapter_ranks(text: str) -> tuple[int, ...]:
 
 
 def check_group(group: str) -> None:
-    """Raises a ValueError where `config.model.group` is neither a group nor names a folder or user
-    code."""
+    """Raises ValueError if `config.model.group` names no group, folder or user code."""
     if names_folder(group) or names_user_function(group) or names_object(group):
         return
     if group not in GROUPS:

@@ -1,5 +1,7 @@
-"""The folder of a run: its config and notes in config.json, checksums of its data, its other JSON
-files, and the lock of the one program that writes there."""
+"""The folder of a run: config.json with its notes, checksums of data, other JSON files, the lock.
+
+The lock ensures that only one program writes there.
+"""
 
 import contextlib
 import datetime
@@ -35,9 +37,11 @@ from fedjax_ht.lab.weights.start import checksums, weights_of_model
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
-    """Returns SHA-256 sums of a run's data: "data" of inputs and labels, "split" of the
-    clients' samples in every trial."""
-    # trials without a split of their own share one object, which counts once
+    """Returns SHA-256 sums of a run's data.
+
+    "data" covers inputs and labels, "split" the clients' samples in every trial.
+    """
+    # trials that share a split have one object, which counts once
     different = {id(partition): partition for partition in partitions}.values()
     parts = (part for partition in different for client in partition for part in client)
     return {
@@ -52,14 +56,16 @@ SUMS = {
     "weights": "that began from another {}",
     "objects": "with another {}",
 }
-"""The notes of a run that are checksums -> the difference of another one, in words."""
+"""Recorded checksum -> words for a mismatch."""
 
 
 def check_sums(
     noted: Mapping[str, Any], sums: Mapping[str, Any], config: Config, workdir: Path
 ) -> None:
-    """Raises a ValueError where data, a split, a file or an object is not the one that a run has
-    noted; what is gone is not asked for again."""
+    """Raises ValueError if data, split, file or object differ from those recorded for the run.
+
+    Missing ones are skipped.
+    """
     place = config.dataset.name
     if not names_object(place):
         place += f" with dataset.data_dir {config.dataset.data_dir!r}"
@@ -79,29 +85,31 @@ def check_sums(
 
 
 VERSION = 3
-"""Version of a run's folder, the only one that is read. A new field of the config must have a
-default that leaves earlier runs as they were: `completed` relies on it."""
+"""Version of a run's folder; no other is read. New fields of the config need defaults that leave
+earlier runs unchanged: `completed` relies on it."""
 
-# of a folder that is read: each entry and each trial has a federation or a split to build
+# limits for folders that are read, since each entry and trial builds a federation or a split
 MOST, MOST_CLIENTS = 1 << 10, 1 << 20  # entries and trials; clients
 
 CONFIG = "config.json"
 MAP = "features.npz"  # of an entry, see lab/report/maps.py
 
 OWN = ("own_methods", "own_partitions", "own_modules")
-"""The notes of a run with methods, a partition or modules of a user's own: the name of each, of a
-module "module:function" -> "FILE[:ARGUMENT]" of the config that registers it, or beside which it
-may lie; None where that is not known."""
+"""The notes about a user's own methods, partition and modules in a run.
+
+Each maps a name ("module:function" for a module) to "FILE[:ARGUMENT]" of the config that registers
+it, or beside which the module may lie; None if that is unknown.
+"""
 
 BY_ENTRY = (*OWN, "weights", "objects")
-"""The notes of what only some entries were made of."""
+"""The notes about what individual entries were made of."""
 
 NOTES = {"data": str, "split": str, "random": dict} | dict.fromkeys(BY_ENTRY, dict)
 """The notes of a run, and their types."""
 
-# Fields that name the entries and their settings: those are recorded entry by entry.
+# Fields that name the entries and their settings, which are recorded entry by entry.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on", "searched")
-# Fields that change nothing about the numbers of a round: a run may go on with others.
+# Fields that do not affect a round's results. They may differ when a run resumes.
 FREE_FIELDS = (
     "rounds",
     "checkpoint.every",
@@ -117,12 +125,12 @@ FREE_FIELDS = (
 
 
 class Folder(NamedTuple):
-    """The folder of a run, as its config.json has it.
+    """The folder of a run, as read from its config.json.
 
     Attributes:
       path: the folder.
       fields: the config as JSON values, with every entry of the folder.
-      notes: the notes of the run: "version", "random", the sums of `fingerprints`, and `BY_ENTRY`.
+      notes: the run's notes: "version", "random", the sums of `fingerprints`, and `BY_ENTRY`.
     """
 
     path: Path
@@ -141,11 +149,11 @@ class Folder(NamedTuple):
 def run_folder(
     config: Config, entries: Iterable[Entry], path: Path, notes: Mapping[str, Any]
 ) -> Folder:
-    """Returns the folder of a run, with every entry that it holds already.
+    """Returns the folder of a run, with the entries that it already holds.
 
     Args:
       config: the config of the run.
-      entries: the entries that it trains now.
+      entries: the entries to train now.
       path: the run's folder.
       notes: the notes of the run, see `own_methods.noted`.
 
@@ -176,8 +184,8 @@ def write_folder(folder: Folder) -> None:
 
 
 def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
-    """Writes config.json of a program that trains something else, or refuses a folder that has
-    another one."""
+    """Writes config.json of a program that trains something else, or rejects a folder with a
+    different one."""
     path = workdir / CONFIG
     if path.exists():
         _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
@@ -185,10 +193,10 @@ def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
 
 
 def read_folder(path: Path) -> Folder:
-    """Reads config.json, whose config is completed with today's defaults.
+    """Reads config.json, and completes its config with today's defaults.
 
     Raises:
-      ValueError, OSError: there is no run, it cannot be read, or is of another version. One line.
+      ValueError, OSError: there is no run, or it is unreadable or of another version. One line.
     """
     if not (path / CONFIG).exists():
         raise FileNotFoundError(f"no run in {path}: config.json is missing")
@@ -207,15 +215,15 @@ def read_folder(path: Path) -> Folder:
 
 
 def read_run(workdir: Path, trust: bool = False) -> Plan:
-    """Returns the experiment that a run's config is built to.
+    """Returns the experiment that a run's config describes.
 
     Args:
       workdir: the folder, which may come from anybody.
-      trust: True lets a "module:function" that its config.json names be imported, which runs it.
+      trust: True allows importing, and thus running, each "module:function" in its config.json.
 
     Raises:
-      ValueError, OSError: there is no run, its data are others now, it needs `trust`, or there are
-        links in the folder. One line.
+      ValueError, OSError: there is no run, its data have changed, it needs `trust`, or the folder
+        contains links. One line.
     """
     refuse_links(workdir)
     folder = read_folder(workdir)
@@ -230,7 +238,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         files = [*map(weights_of_model, models), *files_of(config.devices_profile)]
         unknown = [] if folder.notes.get("data") else sorted(read)
         unknown += sorted(checksums(files).keys() - folder.notes.get("weights", {}).keys())
-        # anybody's file could otherwise become part of a page that is passed on
+        # otherwise any file of the reader could become part of a page that is shared
         if unknown and not trust:
             raise ValueError(
                 f"it has no checksum of what it names, {', '.join(unknown)}; if the run was "
@@ -243,8 +251,8 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of a run as its entries have it, with defaults for fields that its version
-    did not have."""
+    """Returns a run's config with its recorded entries; fields that its version lacked get
+    defaults."""
     known = to_json(Config())
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
     options = option_values(f"partition {kind!r}", partition_options(kind), {})
@@ -255,7 +263,7 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Adds the items of `known` that `fields` lacks, in nested dictionaries, too."""
+    """Adds the items of `known` that `fields` lacks, also in nested dictionaries."""
     values = known | fields
     for name, value in fields.items():
         if isinstance(value, dict) and isinstance(known.get(name), dict):
@@ -265,7 +273,7 @@ def filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 def results_of(folder: Path) -> list[Path]:
     """Returns the checkpoints and rows in an entry's folder."""
-    kept = sorted(folder.glob("checkpoints*"))  # of each run of the entry, and their segments
+    kept = sorted(folder.glob("checkpoints*"))  # of all runs of the entry, with their segments
     left = [path for path in kept if path.is_dir() and any(path.iterdir())]
     return [*left, *(folder / name for name in FILES if (folder / name).exists())]
 
@@ -276,14 +284,16 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
     """Returns the values that a resumed run must share: fields, and the settings of entries that
-    both courses have."""
+    both runs have."""
     origin = {"tuned": "", "searched_on": ()}
     return fixed(fields) | flatten({label: entry | origin for label, entry in entries.items()})
 
 
 def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dict[str, Any]:
-    """Returns the fields of a config, flat, that all courses of a run share: without those that
-    name entries, and those that are free."""
+    """Returns the flat fields of a config that a resumed run must share.
+
+    Fields that name entries, and those in `free`, are excluded.
+    """
     flat = flatten({name: value for name, value in fields.items() if name not in NAMING})
     return {name: value for name, value in flat.items() if name not in free}
 
@@ -305,18 +315,18 @@ def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) ->
 
 
 MAX_LEVELS = 32
-"""Objects and arrays in each other in a JSON file of a run's folder, at most."""
+"""Maximum nesting of objects and arrays in a JSON file of a run's folder."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file of a run's folder.
 
     Raises:
-      ValueError: it holds none, or one that is nested too deep. One line.
+      ValueError: it holds no object, or one that is nested too deeply. One line.
     """
     try:
         content = bounded.read_json(path, dict)
-        if deeper(content, MAX_LEVELS):  # functions that walk through it are recursive
+        if deeper(content, MAX_LEVELS):  # functions that traverse it are recursive
             raise ValueError(f"{path} has values in more than {MAX_LEVELS} levels")
     except ValueError as error:
         raise ValueError(f"{error}; choose another --workdir") from None
@@ -324,8 +334,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def deeper(value: Any, levels: int) -> bool:
-    """Returns True where objects and arrays of JSON are in each other on more than `levels`
-    levels."""
+    """Returns whether JSON objects and arrays are nested in more than `levels` levels."""
     layer = [value]
     for _ in range(levels + 1):
         inner: list[Any] = []
@@ -339,7 +348,7 @@ def deeper(value: Any, levels: int) -> bool:
 
 
 def write_json(path: Path, content: Mapping[Any, Any]) -> None:
-    """Writes a JSON file of a run's folder, in the first process of a run."""
+    """Writes a JSON file of a run's folder, only in the first process of a run."""
     if is_primary():
         with atomic_open(path) as file:
             json.dump(content, file, indent=2)
@@ -347,7 +356,7 @@ def write_json(path: Path, content: Mapping[Any, Any]) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns any error from wrong content of a JSON file into one line that names the file."""
+    """Converts errors from invalid content of a JSON file into one line that names the file."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError) as error:
@@ -372,12 +381,12 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_primary() -> bool:
-    """Returns True in the process of a run that writes and prints."""
+    """Returns True in the only process of a run that writes and prints."""
     return jax.process_index() == 0
 
 
 def agreed(stop: bool) -> bool:
-    """Returns True where `stop` is True in any process of a run; each must make this call."""
+    """Returns True if `stop` is True in any process of a run; every process must call it."""
     if jax.process_count() == 1:
         return stop
     return bool(np.any(multihost_utils.process_allgather(np.array(stop))))
@@ -385,14 +394,14 @@ def agreed(stop: bool) -> bool:
 
 @contextlib.contextmanager
 def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
-    """Makes a run's folder and holds it for this program within the block.
+    """Creates a run's folder, and locks it for this program within the block.
 
-    The kernel frees the lock when the process ends, however it ends. Yields False for a folder that
-    cannot be written to: a finished run is shown from a read-only disk, too.
+    The kernel releases the lock when the process ends, however it ends. Yields False for a folder
+    that is not writable, so that a finished run on a read-only disk can be shown.
 
     Raises:
-      ValueError, OSError: another process holds it, it has links in it, or it cannot be made. One
-        line.
+      ValueError, OSError: another process holds the lock, the folder contains links, or it cannot
+        be created. One line.
     """
     writable = not workdir.exists() or os.access(workdir, os.W_OK)
     lock, problem = None, None
@@ -401,7 +410,7 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
             lock = _lock(workdir, warn)
         except (ValueError, OSError) as error:
             problem = error
-    # all processes leave together: the others would wait for the first one's collectives
+    # All processes raise together. Otherwise the others would wait in collectives with the first.
     if agreed(problem is not None):
         raise problem or ValueError(
             f"the first process cannot use {workdir}; its own message says why"
@@ -416,7 +425,7 @@ def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
     path = workdir / ".lock"
     with contextlib.ExitStack() as stack:
         stack.enter_context(named(path))
-        # "a+": neither "w", which empties the file of the holder, nor "r+", which does not make one
+        # "a+", since "w" would empty the holder's file, and "r+" does not create one
         file = stack.enter_context(plain_open(path, "a+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -426,15 +435,15 @@ def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
             raise ValueError(
                 f"{workdir} is in use by {holder}; wait for it, or choose another --workdir"
             ) from None
-        except OSError as error:  # not every network's file system has locks
+        except OSError as error:  # not every network file system has locks
             warn(
                 f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
                 "runs there"
             )
-        if os.fstat(file.fileno()).st_nlink == 1:  # else it is the file of another folder, too
+        if os.fstat(file.fileno()).st_nlink == 1:  # otherwise it is also a file of another folder
             file.truncate(0)
             now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
             file.flush()
-        stack.pop_all()  # the caller closes it, and with it gives the lock back
+        stack.pop_all()  # the caller closes the file, which releases the lock
         return file

@@ -1,7 +1,7 @@
-"""The identity of an entry: what its rows were made of, in identity.json of the entry's folder.
+"""The identity of an entry: what produced its rows, in identity.json of the entry's folder.
 
-It goes wherever the folder goes. A run resumes there, and a table sets its rows beside others',
-only where they are those of the run's config.
+It moves with the folder. Runs resume there, and tables compare its rows with others, only if it
+matches the run's config.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from fedjax_ht.lab.runs.plan import Plan
 IDENTITY = "identity.json"
 SHA = "sha256"
 PLACES = ("data.data_dir", "data.name")
-"""Fields of the place of the data. The same data may lie elsewhere, as their checksum tells."""
+"""Fields of the data's location. Equal data may lie elsewhere; their checksum identifies them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Identity:
     """The identity of one entry, in plain values as config.json has them.
 
     Attributes:
-      method: the method's name and all its options; of one that was given from Python, its SHA-256.
+      method: the method's name and all its options; if given from Python, its SHA-256.
       data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
       split: fields of `config.partition`, and the SHA-256 of the clients' samples.
-      models: fields of `config.model`, as the entry has them; of modules given from Python, their
-        SHA-256.
-      training: fields of `config.training`, as the entry has them.
-      options: the other fields of the config that change a round's numbers.
+      models: fields of `config.model` with the entry's changes; for modules given from Python,
+        their SHA-256.
+      training: fields of `config.training` with the entry's changes.
+      options: the other fields of the config that affect a round's results.
       files: name of each file that models or devices start from -> SHA-256.
       seed: the root seed of the first trial.
-      trials: number of seeds that were trained.
+      trials: number of seeds trained.
       rounds: number of rounds saved.
-      ended: ISO date on which the last of them was saved; "" before the first.
-      versions: programs and machines that trained it, see `environment`, the first of them first.
+      ended: ISO date on which the last round was saved; "" before the first.
+      versions: programs and machines that trained it, see `environment`, in order of use.
     """
 
     method: Mapping[str, Any]
@@ -73,12 +73,12 @@ class Identity:
 
 
 def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Identity:
-    """Returns the identity that an entry of a run must have, with no rounds.
+    """Returns the identity that an entry of a run must have, without rounds.
 
     Args:
       entry: an entry of the run.
       config: the config of the run.
-      noted: "data", "split", "weights" and "objects", as config.json notes them.
+      noted: "data", "split", "weights" and "objects" of the notes in config.json.
     """
     objects = noted.get("objects", {})
     fields = to_json(as_run(entry, config))
@@ -99,12 +99,12 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
 
 
 def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
-    """Returns the checksum of what a name stands for; {} where no object was given for it."""
+    """Returns the checksum of the object with this name; {} if no object has it."""
     return {SHA: objects[name]} if name in objects else {}
 
 
 def differences(stored: Identity, expected: Identity) -> list[str]:
-    """Returns a line for each setting, checksum or seed in which two identities differ, such as
+    """Describes each setting, checksum or seed in which two identities differ, such as
     "training.learning_rate 0.3 instead of 0.05"."""
     before, now = _settings(stored), _settings(expected)
     if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
@@ -113,7 +113,7 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
             now.pop(place, None)
     lines = []
     for name in sorted(before | now):
-        # a file that is gone has no checksum
+        # a missing file has no checksum
         is_unknown = name not in before or name not in now or None in (before[name], now[name])
         is_sum = name.endswith(SHA) or name.startswith("files.")
         if before.get(name) != now.get(name) and not (is_sum and is_unknown):
@@ -140,8 +140,9 @@ def write_identity(identity: Identity, folder: Path) -> None:
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """Reads the identity of an entry's folder, completed with today's defaults for fields that its
-    version did not have; None where it has none.
+    """Reads the identity in an entry's folder; None if there is none.
+
+    Fields that its version lacked get today's defaults.
 
     Raises:
       ValueError: the file is not what a run writes. One line.
@@ -169,7 +170,7 @@ def identities_of(
 
 
 def check_identity(label: str, folder: Path, expected: Identity) -> None:
-    """Raises a ValueError where an entry's folder holds a run of something else.
+    """Raises ValueError if an entry's folder holds a different run.
 
     Args:
       label: the entry's label.
@@ -193,8 +194,10 @@ def check_identity(label: str, folder: Path, expected: Identity) -> None:
 
 
 def begin_again(folder: Path) -> Path | None:
-    """Prepares an entry's folder for a start at round 0; returns where results of an earlier course
-    are now, None without any."""
+    """Prepares an entry's folder for a start at round 0.
+
+    Returns the folder to which results of an earlier run were moved; None without any.
+    """
     identity, aside, results = read_identity(folder), None, results_of(folder)
     if results:
         maps = folder.glob(f"{Path(MAP).stem}.*")
@@ -205,13 +208,13 @@ def begin_again(folder: Path) -> Path | None:
 
 
 def some(lines: list[str], most: int = 3) -> str:
-    """Joins some lines, and counts the others."""
+    """Joins the first lines, and counts the others."""
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return ", ".join([*lines[:most], *more])
 
 
 def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -> None:
-    """Notes an entry's rounds, and the programs that trained it, in identity.json."""
+    """Records an entry's rounds, and the programs that trained it, in identity.json."""
     identity = read_identity(folder)
     if identity is None or identity.rounds == rounds:
         return
@@ -226,17 +229,16 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
 def begin(
     experiment: Plan, workdir: Path, notes: Mapping[str, Any], *, writes: bool
 ) -> dict[str, Identity]:
-    """Compares a run with the one in its folder, and notes it there; returns the identities of its
-    entries.
+    """Compares a run with the one in its folder, and records it; returns its entries' identities.
 
     Args:
       experiment: the experiment of the run.
       workdir: the run's folder.
       notes: the notes of the run, see `own_methods.noted`.
-      writes: False compares alone.
+      writes: False only compares.
 
     Raises:
-      ValueError: the folder holds a run of something else, or of more rounds. One line.
+      ValueError: the folder holds a different run, or one with more rounds. One line.
     """
     config, entries = experiment.config, experiment.entries
     run = run_folder(config, entries, workdir, notes)
@@ -252,8 +254,8 @@ def begin(
             )
     if not writes:
         return identities
-    # Before config.json, which says that the folder's entries have identities: were it the other
-    # way round and ended in between, the entries would be refused.
+    # Before config.json, which implies that the folder's entries have identities. In the other
+    # order, an interruption in between would make the entries unusable.
     for entry in map(recorded, run.entries.values()):
         folder = workdir / entry.folder
         # results without an identity come from elsewhere

@@ -1,11 +1,11 @@
-"""Lists the names that a config may have, each with a line and its options; and its fields.
+"""Lists the names that a config accepts, with descriptions and options; and a config's fields.
 
     fedjax-ht list                    the kinds of names
     fedjax-ht list methods            all methods
-    fedjax-ht list methods fedtgp     one method: its options, the values they may have, meanings
+    fedjax-ht list methods fedtgp     one method: its options, their values and meanings
     fedjax-ht list methods mine:fedl2g    a method of your own
     fedjax-ht list fields             all fields of a config, with their values and meanings
-    fedjax-ht list fields samples     the fields that have this text in name or meaning
+    fedjax-ht list fields samples     the fields with this text in name or meaning
 
 Fields are set by --config.FIELD=VALUE; options by --config.method.options.NAME=VALUE and
 --config.partition.options.NAME=VALUE.
@@ -46,8 +46,8 @@ class Option(NamedTuple):
 
     Attributes:
       name: name in its section, or the whole path of a field, "training.epochs".
-      default: default value, as a config file has it.
-      values: the values it may have, in words.
+      default: default value, as in a config file.
+      values: the valid values, in words.
       meaning: text of its entry in a docstring; "" without one.
     """
 
@@ -58,7 +58,7 @@ class Option(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The text of a listed name: one line, and its options."""
+    """The description of a listed name, and its options."""
 
     about: str
     options: tuple[Option, ...] = ()
@@ -89,7 +89,7 @@ def models() -> dict[str, Listing]:
     for group in GROUPS:
         shape, vocabulary, outputs = example(group)
         for name, module in model_group(group, outputs, shape, vocabulary=vocabulary).items():
-            # a model with another head has the same name and _headN behind it
+            # a model with another head has the same name with the suffix _headN
             if name not in entries and "_head" not in name:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
@@ -99,7 +99,7 @@ def models() -> dict[str, Listing]:
 
 
 def _inputs(shape: InputShape, vocabulary: int | None) -> str:
-    """Returns the inputs of a model, in words."""
+    """Describes the inputs of a model."""
     if vocabulary:
         return f"texts of {vocabulary:,} tokens"
     return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
@@ -174,7 +174,7 @@ def listed(arguments: Sequence[str], width: int) -> str:
 
 
 def paragraph(name: str, entry: Listing, column: int, width: int) -> str:
-    """Returns a name, its line beside it from `column` on, and its options below."""
+    """Returns a name, its description from `column` on, and its options below."""
     indent = " " * column
     about = textwrap.fill(
         entry.about, width, initial_indent=name.ljust(column), subsequent_indent=indent
@@ -194,12 +194,12 @@ def option_paragraph(option: Option, indent: str, width: int) -> str:
 
 
 def setting(option: Option) -> str:
-    r"""Returns "weight=10.0", whose own spaces are "\0" until lines are filled."""
+    r"""Returns "weight=10.0", with "\0" in place of spaces until lines are filled."""
     return f"{option.name}={option.default!r}".replace(" ", "\0")
 
 
 def filled(text: str, width: int, indent: str) -> str:
-    """Breaks a text into lines at spaces, all behind `indent`."""
+    """Breaks a string into lines at spaces, each after `indent`."""
     lines = textwrap.fill(
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
@@ -207,7 +207,7 @@ def filled(text: str, width: int, indent: str) -> str:
 
 
 def of_method(name: str) -> tuple[Option, ...]:
-    """Returns the options of a method, or of a method on a base, "fedrolex+dfrd"."""
+    """Returns the options of a method, or of a method on a base such as "fedrolex+dfrd"."""
     return tuple(_of_parameters(method_options(name), meanings(method_factory(name))))
 
 
@@ -220,7 +220,7 @@ def of_partition(kind: str) -> tuple[Option, ...]:
 
 
 def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
-    """Yields the fields of a config, "training.epochs" with those of its section."""
+    """Yields the fields of a config, and of its sections as "training.epochs"."""
     texts, defaults = meanings(kind), to_plain(kind())
     for name, hint in hints_of(kind).items():
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -231,11 +231,11 @@ def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
 
 
 def having(options: Iterable[Option], texts: Iterable[str]) -> list[Option]:
-    """Returns the options whose name or meaning has one of the texts, in any case; without texts
-    all of them.
+    """Returns the options whose name or meaning contains one of the texts, in any case; all of them
+    without texts.
 
     Raises:
-      ValueError: none has a text. One line.
+      ValueError: no option contains one of the texts. One line.
     """
     options, texts, chosen = list(options), list(texts), []
     if not texts:
@@ -259,7 +259,7 @@ def _of_parameters(
 
 
 def values_text(annotation: Any) -> str:
-    """Writes "a number of at least 0; searched from 0.01 to 10"."""
+    """Returns "a number of at least 0; a comparison searches from 0.01 to 10"."""
     text = describe(annotation)
     searched = extra_of(annotation, SearchRange)
     if searched is None:

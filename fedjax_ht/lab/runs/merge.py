@@ -1,13 +1,13 @@
-"""Puts entries that were trained in several folders, on several machines, say, into one run.
+"""Combines entries that were trained in several folders, e.g. on several machines, into one run.
 
     fedjax-ht compare --config=quickstart --methods=local,fedtgp,fedproto --entries=1/2 --workdir=A
     fedjax-ht compare --config=quickstart --methods=local,fedtgp,fedproto --entries=2/2 --workdir=B
     fedjax-ht merge A B --workdir=ALL
 
-The folders must be runs of one config on the same data and split, each entry in one of them. They
-stay as they are; the new folder is made whole or not at all. The comparison's command with
---workdir=ALL and without --entries then trains nothing and writes its tables, and an entry that is
-not finished goes on there.
+The folders must be runs of one config on the same data and split, with each entry in one of them.
+They do not change; the new folder is created atomically. The comparison's command with
+--workdir=ALL and without --entries then trains nothing and writes its tables. It resumes entries
+that are not finished.
 """
 
 import shutil
@@ -37,22 +37,22 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to make of the runs.", allow_override=True
 )
 LANES = "lanes.json"
-FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have as many rounds
+FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have equal rounds
 
 
 def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
-    """Makes one run's folder of the entries of several.
+    """Combines the entries of several runs in one folder.
 
     Args:
-      runs: folders of runs, two or more; none of them changes.
-      workdir: the folder to make.
+      runs: folders of two or more runs, which do not change.
+      workdir: the folder to create.
 
     Returns:
       Labels of its entries, in order.
 
     Raises:
       ValueError, OSError: the runs differ in more than their entries, share one, one is being
-        trained, or `workdir` is there already. One line.
+        trained, or `workdir` exists and is not an empty folder. One line.
     """
     if len(runs) < 2:
         raise ValueError("merge takes two or more folders of runs: fedjax-ht merge A B --workdir=C")
@@ -71,7 +71,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
         for part in parts:
             with locked(part.path, print):
                 for folder in map(folder_of, part.entries):
-                    if (part.path / folder).exists():  # of an entry that has begun
+                    if (part.path / folder).exists():  # the entry has begun
                         shutil.copytree(part.path / folder, made / folder)
             if (part.path / LANES).exists():
                 lanes = read_json(part.path / LANES) | lanes
@@ -87,7 +87,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
 
 
 def check_alike(first: Folder, other: Folder) -> None:
-    """Raises a ValueError where two runs are of different configs, data or splits."""
+    """Raises ValueError if two runs have different configs, data or splits."""
     before, now = compared(first), compared(other)
     for field in sorted(before | now):
         if before.get(field) != now.get(field):
@@ -98,19 +98,19 @@ def check_alike(first: Folder, other: Folder) -> None:
 
 
 def compared(part: Folder) -> dict[str, Any]:
-    """Returns all by which two parts of a run must be equal: fields of the config that change
-    numbers, the sums of data and split, and the generator of random numbers."""
+    """Returns everything in which the parts of a run must agree: fields of the config that affect
+    results, the sums of data and split, and the random generator."""
     notes = {name: part.notes.get(name) for name in ("data", "split", "random")}
     return fixed(part.fields, FREE) | {f"the run's {name}": value for name, value in notes.items()}
 
 
 def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
-    """Returns label -> entry, and the notes, of the merged run. Of the files that entries were made
-    of, weights and methods of a user's own, a part knows those of its own entries alone.
+    """Returns label -> entry, and the notes, of the merged run.
+
+    A part records the files (weights, a user's own methods) of its own entries only.
 
     Raises:
-      ValueError: an entry is in two parts, or two were made of different files of one name. One
-        line.
+      ValueError: an entry is in two parts, or two parts used different files of one name. One line.
     """
     places: dict[str, Path] = {}
     entries, files = {}, {note: {} for note in BY_ENTRY}

@@ -1,5 +1,7 @@
-"""Builds an entry's method, the clients' local training, and the options of the simulation with its
-attack, privacy and defences, from the config."""
+"""Builds an entry's method, local training, and simulation options from the config.
+
+The options include the attack, privacy and defences.
+"""
 
 import dataclasses
 import inspect
@@ -51,16 +53,16 @@ def make_method(
     *,
     objects: Mapping[str, Method] = MappingProxyType({}),
 ) -> Method:
-    """Returns an entry's method, with the codes of `config.uplink` around it.
+    """Returns an entry's method, wrapped in the codes of `config.uplink`.
 
     Args:
       entry: the entry.
       training: the section of the config that its factory gets as a recipe.
       codes: the codes.
-      objects: label -> a method given from Python, which no factory makes.
+      objects: label -> a method given from Python, which needs no factory.
 
     Raises:
-      ValueError: an option is unknown, or has a value that it cannot have. One line.
+      ValueError: an option is unknown, or its value is invalid. One line.
     """
     method = objects[entry.label] if names_object(entry.method) else _made(entry, training)
     for code in codes:
@@ -97,10 +99,10 @@ def _made(entry: Entry, training: TrainingConfig) -> Method:
 
 
 def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], argument: str) -> None:
-    """Raises a ValueError where `owner` does not have one of the options.
+    """Raises ValueError if `owner` does not have one of the options.
 
-    The usual reason is a method or split that was replaced and kept the other's options:
-    `argument`, of a config file, avoids it.
+    Usually a method or split was replaced but kept the other's options. `argument`, of a config
+    file, avoids this.
     """
     if unexpected := sorted(set(options) - set(known)):
         more = f". --config=FILE.py:{argument} starts from its own options"
@@ -108,8 +110,8 @@ def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], arg
 
 
 def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
-    """Raises a ValueError where a generator was trained on the federation's own data, unless the
-    config allows it."""
+    """Raises ValueError if a generator was trained on the federation's own data, unless the config
+    allows it."""
     name = dataset.name.removeprefix(OBJECT)
     if name in method.needs.pretrained.trained_on and not dataset.seen_before:
         raise ValueError(
@@ -119,9 +121,9 @@ def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
 
 
 def local_training(training: TrainingConfig) -> LocalTraining:
-    """Returns the recipe by which clients train whose architecture has none of its own.
+    """Returns the recipe of clients whose architecture has none of its own.
 
-    Numbers of `training` may be traced where no branch depends on them, see `core.method.varied`.
+    Numbers of `training` may be traced if no branch depends on them, see `core.method.varied`.
     """
     fields = shared_fields(training, LocalTraining) | {
         "optimizer": optimizer(training),
@@ -132,17 +134,16 @@ def local_training(training: TrainingConfig) -> LocalTraining:
 
 
 def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
-    """Returns the recipe of each architecture that `config.training.of` names, and that of "*", all
-    others.
+    """Returns the recipe of each architecture in `config.training.of`, and under "*" of all others.
 
     Raises:
-      ValueError: an entry of `config.training.of` is not NAME:KEY=VALUE:..., or has a field or a
-        value that training cannot have. One line.
+      ValueError: an entry of `config.training.of` is not NAME:KEY=VALUE:..., or has an invalid
+        field or value. One line.
     """
     common = dataclasses.replace(training, of=())
     made = {OTHERS: local_training(common)}
     for text in training.of:
-        # a colon inside a value stays: optimizer=optax:adamw/b1=0.8
+        # a colon within a value is kept: optimizer=optax:adamw/b1=0.8
         name, *settings = re.split(r":(?=\w+=)", text)
         if not settings or not name or name in made:
             raise ValueError(
@@ -163,16 +164,16 @@ def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
 
 
 def recipe_by_name(training: TrainingConfig) -> Callable[[str], LocalTraining]:
-    """Returns (architecture) -> its recipe; errors as of `recipes`."""
+    """Returns (architecture) -> its recipe; raises as `recipes` does."""
     made = recipes(training)
     return lambda architecture: made.get(architecture, made[OTHERS])
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
-    """Returns clipping, weight decay and the optimiser itself, in this order.
+    """Returns a chain of clipping, weight decay and the optimiser itself, in this order.
 
     Raises:
-      ValueError: there is no such optimiser, or its numbers are not its. One line.
+      ValueError: there is no such optimiser, or its numbers are invalid. One line.
     """
     steps = []
     if training.clip_norm:
@@ -180,7 +181,7 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     if training.weight_decay:
         steps.append(optax.add_decayed_weights(training.weight_decay))
     if training.optimizer == "sgd":
-        # optax keeps no trace for None; for 0.0 it would keep one of the parameters' size
+        # with None optax keeps no trace; with 0.0 it would keep one of the parameters' size
         steps.append(optax.sgd(training.learning_rate, momentum=training.momentum or None))
     elif training.optimizer == "adam":
         steps.append(optax.adam(training.learning_rate, b1=training.beta1))
@@ -190,7 +191,7 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
 
 
 _DECAYS = ("b1", "b2", "b3", "decay", "momentum", "rho")
-"""Options of optax that are shares of a mean or of a trace; all others are at least 0."""
+"""Options of optax that are decay rates of a mean or trace; all others are at least 0."""
 
 
 def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
@@ -223,7 +224,7 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
 
 
 def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, float]:
-    """Reads an "OPTION=NUMBER" of an optimiser of optax."""
+    """Parses an "OPTION=NUMBER" of an optax optimiser."""
     option, _, number = setting.partition("=")
     known.remove("learning_rate")
     if option not in known:
@@ -237,12 +238,12 @@ def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, 
 
 
 def schedule(text: str) -> optax.Schedule | None:
-    """Returns the factor of the learning rate by round, None for a constant one.
+    """Returns the factor of the learning rate by round; None for a constant one.
 
-    The text names its rounds, and does not take the run's, so that a run may go on for more.
+    The text has its own number of rounds, independent of the run's, so that a run can be extended.
 
     Raises:
-      ValueError: `text` is no schedule. One line.
+      ValueError: `text` is not a schedule. One line.
     """
     kind, numbers = read_spec("training.schedule", text, SCHEDULES, SCHEDULE_RULE)
     if kind == "constant":
@@ -254,7 +255,7 @@ def schedule(text: str) -> optax.Schedule | None:
 
 
 def selection(text: str) -> Selection | None:
-    """Returns the selection of a config, None for uniform draws.
+    """Returns the client selection of a config; None for uniform draws.
 
     Raises:
       ValueError: `text` names no selection. One line.
@@ -265,14 +266,14 @@ def selection(text: str) -> Selection | None:
 
 
 STATIC_BATCH = 64
-"""Samples of a forward pass of evaluation where norms go by the samples of the pass."""
+"""Evaluation batch size for norms that use the statistics of the batch."""
 
 
 def simulation_options(config: Config) -> SimulationOptions:
-    """Returns how the federation runs, whatever its method.
+    """Returns the options of the simulation, which are the same for every method.
 
     Raises:
-      ValueError: fields do not fit together. One line.
+      ValueError: fields contradict each other. One line.
     """
     devices = make_profile(config.devices_profile, config.partition.num_clients)
     scoring = Scoring(**vars(config.scoring))
@@ -292,22 +293,22 @@ def simulation_options(config: Config) -> SimulationOptions:
 
 
 def uplink_steps(config: Config, kind: Mapping[str, Callable]) -> tuple:
-    """Builds the entries of `config.uplink` that are of a kind: transforms of messages
-    (`TRANSFORMS`), or codes, which are transforms of the method (`CODES`)."""
+    """Builds the entries of `config.uplink` of one kind: transforms of messages (`TRANSFORMS`), or
+    codes, which transform the method (`CODES`)."""
     steps = steps_of("transform", "uplink", config.uplink, TRANSFORMS | CODES)
     return tuple(step for step, (name, *_) in zip(steps, config.uplink) if name in kind)
 
 
 def privacy(config: PrivacyConfig) -> Privacy | None:
-    """Returns the privacy of `config.privacy`, or None. Its secret is never written in a config."""
+    """Returns the privacy of `config.privacy`, or None. Its secret is never written to a config."""
     return None if config.unit is None else Privacy(**shared_fields(config, Privacy))
 
 
 def evaluated_clients(config: Config) -> np.ndarray | None:
     """Returns ids of the clients whose accuracy counts, int64 ascending; None for all.
 
-    A pure function of the config: no attackers, and of the others `config.evaluate.sample`
-    if it is given.
+    A pure function of the config: all clients but attackers, or `config.evaluate.sample` of them if
+    it is given.
     """
     num_clients = config.partition.num_clients
     generator = host_generator(config.seed, Purpose.EVALUATION, 0)
@@ -318,7 +319,7 @@ def evaluated_clients(config: Config) -> np.ndarray | None:
 
 
 def ending_of(config: Config) -> Ending:
-    """Returns the limits at which the config's runs end before their last round."""
+    """Returns the limits that end the config's runs before their last round."""
     return Ending(config.evaluate.patience, config.give_up)
 
 
@@ -326,13 +327,13 @@ def steps_of(what: str, field: str, entries: Iterable, known: Mapping[str, Calla
     """Builds every `(name, *numbers)` entry of a field with the factory under its name.
 
     Args:
-      what: the entries are, in messages: "transform".
-      field: the entries are of, in messages.
+      what: name of an entry in messages: "transform".
+      field: name of the field in messages.
       entries: tuples such as `("gaussian_noise", 0.05, 0.2)`.
       known: name -> factory.
 
     Raises:
-      ValueError: an entry is no such tuple, or its name or numbers are wrong. One line.
+      ValueError: an entry is not such a tuple, or its name or numbers are invalid. One line.
     """
     return tuple(_step(what, field, entry, known) for entry in entries)
 

@@ -1,7 +1,7 @@
-"""Objects from Python in place of a config's names.
+"""Objects from Python in place of names in a config.
 
-Config and folder know an object by a name, "object:NAME", and a SHA-256; whoever reads the folder
-later gives the object again.
+Config and folder record an object as a name, "object:NAME", and a SHA-256. Whoever reads the folder
+later must pass the object again.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ from fedjax_ht.lab.config.sections import (
 from fedjax_ht.lab.config.typed import shared_fields, to_plain
 
 READ_BY = ("label", "features", "group")
-"""Fields of `dataset` that only the reading of a file asks for."""
+"""Fields of `dataset` that only the reading of a file uses."""
 READ_BY_PUBLIC = ("image_size", "text_length", "tokenizer")
-"""Those that the reading of a public set asks for, too."""
+"""Fields that the reading of a public set also uses."""
 OF_GROUPS = ("feature_dim", "norm", "rates", "output_relu")
-"""Fields of `model` that only the library's groups ask for."""
+"""Fields of `model` that only the library's groups use."""
 
 
 NAME = re.compile(r"[\w.+-]+")
-"""Names of methods and models that a config and a folder can have."""
+"""Names of methods and models that are valid in a config and a folder."""
 
 
 def with_names(
@@ -42,11 +42,11 @@ def with_names(
     models: Mapping[str, nn.Module] | None,
     methods: Mapping[str, Method] | None,
 ) -> Config:
-    """Returns the config with the names of the objects in place of its own.
+    """Returns the config with the objects' names in place of its own.
 
     Raises:
-      ValueError: an object has no name that a config can have, the config names one that is not
-        given, or it sets what an object does not read. One line.
+      ValueError: an object's name is not valid in a config, the config names an object that is not
+        given, or it sets a field that an object does not read. One line.
     """
     for argument, values in (("models", models), ("methods", methods)):
         if values is not None and not values:
@@ -81,9 +81,9 @@ def group_of(models: Mapping[str, nn.Module]) -> str:
 
 
 def _entry(label: str, method: Method, config: Config) -> dict[str, Any]:
-    """Returns the entry of a method, as config.json records it, with the recipe that it has."""
+    """Returns the entry of a method as in config.json, with the method's own recipe."""
     recipe = shared_fields(method.training, TrainingConfig)
-    # functions have one name together, which entries with one recipe share
+    # the three functions get one name, which entries with the same recipe share
     functions = [recipe.pop(name) for name in ("optimizer", "schedule", "augmentation")]
     optimizer = OBJECT + checksum_of(functions)[:8]
     plain = to_plain(dataclasses.replace(TrainingConfig(), optimizer=optimizer, **recipe))
@@ -100,7 +100,7 @@ def _entry(label: str, method: Method, config: Config) -> dict[str, Any]:
 
 
 def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[str, Any]) -> None:
-    """Refuses a config that names objects which are not given."""
+    """Rejects a config that names objects which are not given."""
     absent = []
     if names_object(config.dataset.name) and dataset is None:
         absent.append(config.dataset.name)
@@ -119,7 +119,7 @@ def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[s
 
 
 def _refuse_unread(part: str, section: Any, default: Any, fields: tuple[str, ...]) -> None:
-    """Refuses fields of a section that are set and that nothing would read."""
+    """Rejects fields of a section that are set but would not be read."""
     for field in fields:
         value, usual = getattr(section, field), to_plain(default)[field]
         if value != getattr(default, field):
@@ -134,10 +134,9 @@ def object_sums(
     models: Mapping[str, nn.Module] | None,
     methods: Mapping[str, Method] | None,
 ) -> dict[str, str]:
-    """Returns the name of each object -> a SHA-256 by which another process knows it again.
+    """Returns the name of each object -> a SHA-256 that identifies it in another process.
 
-    Samples have a checksum of their own (`fingerprints`); that of a data set is of how they are
-    read.
+    The sum of a data set covers how samples are read; the samples have their own (`fingerprints`).
     """
     sums = {}
     if dataset is not None:

@@ -1,5 +1,7 @@
-"""Knows the methods and partitions of a user's own again that a run was trained with, by the config
-file that registers them; and the code of a user's own that trained an entry, by its checksum."""
+"""Finds a run's user-defined methods and partitions through the config file that registers them.
+
+Identifies the user's own code that trained an entry by its checksum.
+"""
 
 import contextlib
 import functools
@@ -29,19 +31,19 @@ from fedjax_ht.lab.runs.plan import Plan, Run, named_code
 from fedjax_ht.lab.weights.start import checksums, weights_of_model
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 
-MODULES = "own_modules"  # of `OWN`, the note whose names need no registering
+MODULES = "own_modules"  # the note of `OWN` whose names need no registration
 
 
 def read_trusted_run(workdir: Path, trust: bool) -> Plan:
-    """Returns the result of `folder.read_run`, of a run with methods of a user's own, too.
+    """Returns the result of `folder.read_run`, also for a run with a user's own methods.
 
     Args:
       workdir: the folder, which may come from anybody.
-      trust: True lets code that its config.json names be run: each "module:function", and the
-        config files that register its own methods and partitions.
+      trust: True allows running the code that its config.json names: each "module:function", and
+        the config files that register its own methods and partitions.
 
     Raises:
-      ValueError, OSError: as of `read_run`, or a method or partition is not registered. One line.
+      ValueError, OSError: see `read_run`; or a method or partition is not registered. One line.
     """
     refuse_links(workdir)
     file = workdir / CONFIG
@@ -58,10 +60,10 @@ def read_trusted_run(workdir: Path, trust: bool) -> Plan:
 
 
 def own_code(run: Run) -> dict[str, str]:
-    """Returns the files of a user's own code that a run is trained with: "code.FILE" -> SHA-256.
+    """Returns the files of a user's own code that train a run: "code.FILE" -> SHA-256.
 
-    They are those of its method and of the partition, and of each "module:function" that it names;
-    modules that these import are not looked at.
+    They define its method, its partition, and each "module:function" that it names. Modules that
+    these import are not included.
     """
     files, entry, config = set(), run.entry, run.config
     if is_own(entry.method):
@@ -83,14 +85,14 @@ def own_code(run: Run) -> dict[str, str]:
 def _file_of(factory: Any) -> str | None:
     while isinstance(factory, functools.partial):
         factory = factory.func
-    with contextlib.suppress(TypeError):  # an object that has no source
+    with contextlib.suppress(TypeError):  # an object without source
         return inspect.getsourcefile(inspect.unwrap(factory))
     return None
 
 
 def own_names(experiment: Plan) -> dict[str, list[str]]:
-    """Returns the names of a run that a user has registered, or whose modules are a user's, by the
-    note of `folder.OWN`."""
+    """Returns a run's names that a user registered, or whose modules are a user's, by the note of
+    `folder.OWN`."""
     runs = experiment.runs.values()
     methods = [run.entry.method for run in runs if is_own(run.entry.method)]
     methods = [x for x in methods if not names_user_method(x) and not names_object(x)]
@@ -100,11 +102,10 @@ def own_names(experiment: Plan) -> dict[str, list[str]]:
 
 
 def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
-    """Runs the config files that register the names of a note; those that are registered need
-    none."""
+    """Runs the config files that register a note's names, unless these are registered already."""
     kind = note.removeprefix("own_")
     for name, file in noted.items():
-        # a module:function needs none, and asking for it would import it before it is trusted
+        # a module:function needs no registration; a look-up would import it before it is trusted
         if names_user_method(name) or _is_registered(note, name):
             continue
         register = f"fl.register_{kind.removesuffix('s')}"
@@ -133,7 +134,7 @@ def _is_registered(note: str, name: str) -> bool:
 
 
 def _run_config(name: str, named: str) -> None:
-    """Runs a config file where the run has noted it, else one of its name in the current folder."""
+    """Runs a config file at its recorded path, else one of its name in the current folder."""
     file, colon, argument = named.partition(":")
     for path in (Path(file), Path(Path(file).name)):
         if path.is_file():
@@ -148,7 +149,7 @@ def _run_config(name: str, named: str) -> None:
 
 
 def noted(experiment: Plan, config_file: str | None = None) -> dict[str, Any]:
-    """Returns what config.json notes of a run: checksums, and places of a user's own code."""
+    """Returns what config.json records about a run: checksums, and files of a user's own code."""
     models = [run.config.model for run in experiment.runs.values()]
     weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
     noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
@@ -167,11 +168,11 @@ def read_experiment(workdir: Path, trust: bool, experiment: Plan | None) -> Plan
     Args:
       workdir: the run's folder.
       trust: permission to run code that config.json names, see `read_trusted_run`.
-      experiment: the experiment, of a run that was given objects from Python; None builds it from
+      experiment: the experiment of a run that was given objects from Python; None builds it from
         the run's config.json.
 
     Raises:
-      ValueError, OSError: as of `read_trusted_run`, or the folder holds another run. One line.
+      ValueError, OSError: see `read_trusted_run`; or the folder holds another run. One line.
     """
     if experiment is None or not (workdir / "config.json").exists():
         return read_trusted_run(workdir, trust)

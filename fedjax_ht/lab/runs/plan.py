@@ -1,4 +1,4 @@
-"""Plans a config: its runs, and every mistake in it before anything is compiled."""
+"""Plans a config: builds its runs, and finds every mistake before anything is compiled."""
 
 import dataclasses
 import itertools
@@ -51,7 +51,7 @@ UNREAD: Any = None
 
 
 class Run(NamedTuple):
-    """An entry with all that it is played with, once a trial.
+    """An entry with everything that its trials need.
 
     Attributes:
       entry: the entry, as the config has it.
@@ -59,9 +59,9 @@ class Run(NamedTuple):
       method: the method with the entry's options and recipe.
       options: the options of the simulation; each trial adds its number to the seed.
       federation: the clients and their models.
-      dataset: the data set, of all runs.
-      partitions: one split for each trial, of all runs.
-      settings: values of a method that varies, see `make_simulation`.
+      dataset: the data set, shared by all runs.
+      partitions: one split per trial, shared by all runs.
+      settings: values of a method with varying settings, see `make_simulation`.
     """
 
     entry: Entry
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
     Attributes:
       config: the checked config.
       runs: label -> the run of that entry.
-      object_sums: name of each object that was given from Python -> its SHA-256.
+      object_sums: name of each object given from Python -> its SHA-256.
     """
 
     config: Config
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
     @property
     def entries(self) -> list[Entry]:
-        """The entries of all runs, in their order."""
+        """The entries of all runs, in order."""
         return [run.entry for run in self.runs.values()]
 
     @property
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """One split for each trial, of all runs."""
+        """One split per trial, shared by all runs."""
         return next(iter(self.runs.values())).partitions
 
 
@@ -120,12 +120,12 @@ def plan(
 
     Args:
       config: the config.
-      begun: True for runs that have begun: weights that models started from may be gone.
+      begun: True for runs that have begun, whose initial weights may be missing.
       dataset, models, methods: objects in place of names, see `make_experiment`.
 
     Raises:
-      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
-        right.
+      ValueError, FileNotFoundError: the config is invalid. One line with the field, its value, and
+        valid ones.
       ImportError: a package that the config needs is not installed. One line.
     """
     settled = settle(config, dataset=dataset, models=models, methods=methods)
@@ -154,8 +154,9 @@ def make_experiment(
     models: Mapping[str, nn.Module] | None = None,
     methods: Mapping[str, Method] | None = None,
 ) -> Plan:
-    """Makes an experiment of a config, with your objects in place of names. `train_and_evaluate`
-    runs it.
+    """Makes an experiment from a config, with your objects in place of names.
+
+    `train_and_evaluate` runs it.
 
     Args:
       config: the config, such as `fedjax_ht.base_config()`, with the split, the options, and the
@@ -187,16 +188,16 @@ def settle(
     models: Mapping[str, nn.Module] | None = None,
     methods: Mapping[str, Method] | None = None,
 ) -> Plan:
-    """Plans a config without its data: checks all of it that can be wrong before they are read.
+    """Plans a config without its data, with all checks that do not need them.
 
     Args:
       config: the config to check.
       dataset, models, methods: objects in place of names, see `make_experiment`.
 
     Raises:
-      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
-        right.
-      ImportError: the config has privacy, and the accountant is not installed. One line.
+      ValueError, FileNotFoundError: the config is invalid. One line with the field, its value, and
+        valid ones.
+      ImportError: the config has privacy, but the accountant is not installed. One line.
     """
     config = with_names(typed_config(config), dataset, models, methods)
     check_together(config)
@@ -208,7 +209,7 @@ def settle(
         adapter_ranks(entry_config.model.lora or "rank=1")
     options = simulation_options(config)
     if options.privacy is not None:
-        accounting()  # it is imported now, and not after the first round
+        accounting()  # imports it now, and not after the first round
     refuse_code(set().union(*map(named_code, entries, configs)))
     codes, runs = uplink_steps(config, CODES), {}
     for entry, entry_config in zip(entries, configs):
@@ -222,9 +223,9 @@ def settle(
 
 
 def named_code(entry: Entry, config: Config) -> set[str]:
-    """Returns each "module:function" that an entry's method, its options, models and data name.
+    """Returns each "module:function" in an entry's method, options, models and data.
 
-    Building a run imports these modules, which runs them. Names of the library's own are none.
+    Building a run imports these modules, which runs them. The library's own names are excluded.
 
     Args:
       entry: the entry.
@@ -241,14 +242,14 @@ def named_code(entry: Entry, config: Config) -> set[str]:
 
 
 def check_together(config: Config) -> None:
-    """Checks the rules that join several fields and need no data."""
-    last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
+    """Checks rules between several fields that need no data."""
+    last = config.trials - 1  # each trial has its own seed, and all must fit in 32 bits
     for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
         if seed + last > MAX_SEED:
             raise ValueError(
                 f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
             )
-    # accuracies of a run are those of the clients that do not attack: there must be some
+    # a run's accuracies are those of clients that do not attack, so there must be some
     check_value("attack.share", config.attack.share, Rest)
     sample, num_clients = config.evaluate.sample, config.partition.num_clients
     if sample is not None and sample > num_clients:
@@ -281,7 +282,7 @@ def check_data(dataset: DatasetConfig, partition: PartitionConfig) -> None:
 
 
 def check_public(dataset: DatasetConfig) -> None:
-    """Checks the name of the public set, or the share that is held out for it."""
+    """Checks the name of the public set, or its held-out share."""
     name = dataset.public or ""
     if hold_out_share(name) is not None:
         return
@@ -296,11 +297,11 @@ def check_public(dataset: DatasetConfig) -> None:
 
 
 def fitting(config: Config, tell: Callable[[str], None]) -> Config:
-    """Returns a config with those of its entries that can run in its federation.
+    """Returns a config with only those entries that can run in its federation.
 
     Args:
       config: the config of a comparison.
-      tell: called with a line for each entry that is left out, which says why.
+      tell: called with a message for each skipped entry, which gives the reason.
 
     Raises:
       ValueError, OSError, ImportError: the data cannot be read, or no entry fits. One line.
@@ -327,9 +328,9 @@ def make_federations(
     *,
     models: Mapping[str, nn.Module] | None = None,
 ) -> dict[str, Federation]:
-    """Returns the federation of each run, by its label, in which its method can run.
+    """Returns each run's federation by label, after a check that its method can run in it.
 
-    Runs that differ in nothing that shapes a federation share one, since it may hold weights.
+    Runs share a federation if nothing that shapes it differs, since it may hold weights.
 
     Args:
       settled: the plan without data.
@@ -348,10 +349,10 @@ def make_federations(
     for label, run in settled.runs.items():
         _check_tokens(run.config, dataset)
         key = repr(run.config.model)
-        if memory is not None:  # how much of it training takes depends on the recipe
+        if memory is not None:  # the memory that training takes depends on the recipe
             key += repr(run.config.training)
         if key not in built:
-            # of a method whose recipe trains parts beside the model, the config has the model's
+            # a library method's recipe may also train other parts; the config's is the model's
             is_given = names_object(run.config.training.optimizer)
             clients = make_clients(
                 run.config,
@@ -382,14 +383,14 @@ def make_dataset(
     *,
     loaded: Dataset | None = None,
 ) -> Dataset:
-    """Returns the dataset with the classes, samples and domains that the config asks for.
+    """Returns the dataset with the classes, samples and domains of the config.
 
     Args:
       config: `config.dataset`.
       partition: `config.partition`; its seed draws the subset and the domains, and its classes must
         fit the data.
       recipes: the training sections of all entries; augmentation needs images.
-      loaded: the data set where it is not read.
+      loaded: the data set, if it is not to be read.
 
     Raises:
       ValueError, FileNotFoundError, ImportError: the data cannot be read, or do not fit.
@@ -422,8 +423,11 @@ def make_dataset(
 
 
 def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Dataset:
-    """Returns the dataset with the public set of `config.public`: a share held out by the seed, or
-    all samples of another set, at the dataset's own size of images and texts."""
+    """Returns the dataset with the public set of `config.public`.
+
+    It is a share held out by the seed, or all samples of another set, at the dataset's own size of
+    images and texts.
+    """
     public = config.public or ""
     share = hold_out_share(public)
     if share is not None:
@@ -438,7 +442,7 @@ def _read(name: str, config: DatasetConfig, options: Sequence[str]) -> Dataset:
 
 
 def _check_tokens(config: Config, dataset: Dataset) -> None:
-    """Refuses a trained model of text on tokens of other words than its own."""
+    """Rejects a trained text model on tokens of another tokenizer."""
     group, tokenizer = config.model.group, config.dataset.tokenizer
     has_texts = dataset.reading is not None and dataset.reading.token_texts
     if names_folder(group) and has_texts and not tokenizer:
@@ -449,7 +453,7 @@ def _check_tokens(config: Config, dataset: Dataset) -> None:
 
 
 def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
-    """Returns a split for each trial: one object for all, or one each by
+    """Returns a split for each trial: one object for all, or separate ones with
     `config.partition.per_trial`."""
     partition = config.partition
     splits = []

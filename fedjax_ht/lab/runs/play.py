@@ -1,5 +1,7 @@
-"""Plays a run, from the start or from the newest checkpoint: rows are written, states saved, and
-warnings given between rounds."""
+"""Plays a run, from the start or from the newest checkpoint.
+
+Between rounds it writes rows, saves states, and warns.
+"""
 
 import dataclasses
 import functools
@@ -39,7 +41,7 @@ def simulate(run: Run, trial: int = 0, *, beside: Simulation | None = None) -> S
     Args:
       run: the run.
       trial: number of the trial, from 0.
-      beside: a simulation of the same data, whose samples on the devices are taken.
+      beside: a simulation of the same data, whose samples on the devices are shared.
     """
     data = arranged(run.dataset, run.partitions[trial], run.federation, beside=run.partitions)
     options = dataclasses.replace(run.options, seed=run.options.seed + trial)
@@ -63,24 +65,24 @@ def lanes_of(run: Run) -> dict[str, int]:
 
 
 Notify = Callable[..., Any]
-"""Hears a run as it goes on: notify("row", label, row) with each new row, notify("warn", line) of
-trouble, notify("stage", line) when something begins that takes time."""
+"""Called as a run progresses: notify("row", label, row) with each new row, notify("warn", message)
+about trouble, notify("stage", message) when something slow begins."""
 
 
 def rounds_done(states: Sequence[SimulationState | None]) -> int:
-    """Returns the rounds that all runs of an entry have done; -1 where one has no state."""
+    """Returns the rounds that all runs of an entry have completed; -1 if one has no state."""
     return min(-1 if state is None else state.round for state in states)
 
 
 def stop_if_signalled(caught: Sequence[int]) -> None:
-    """Raises `Interrupted` in every process of a run, if any has caught a signal."""
+    """Raises `Interrupted` in every process of a run if any of them has caught a signal."""
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
 
 
 def show_server(run: Run, state: SimulationState, folder: Path) -> None:
-    """Writes the pictures that a method's server makes of its state to images/<round>.png, if it
-    makes any."""
+    """Writes the pictures that a method makes of its server's state, if any, to
+    images/<round>.png."""
     view = run.method.view
     if view.pictures is None:
         return
@@ -99,24 +101,25 @@ def play(
     *,
     trial: int | None = None,
 ) -> list[list[Row]]:
-    """Trains the trials of a run from its newest checkpoint on.
+    """Trains the trials of a run, starting from its newest checkpoint.
 
     Args:
       run: the run.
-      folder: its folder, in the plan's.
-      notify: hears it.
-      caught: numbers of signals; one in it stops the run when the round in progress is saved.
+      folder: its folder, in that of the plan.
+      notify: called with rows and messages.
+      caught: numbers of caught signals; any of them stops the run once the round in progress is
+        saved.
       writable: False for a run on a read-only disk, which must be finished.
-      trial: the number of one trial to train alone, while others may be trained elsewhere; only its
-        checkpoints are written then, and rows are returned when a signal has stopped it, too. A
-        call without it finds them, and writes the files of the run.
+      trial: the number of the only trial to train, while others may train elsewhere. Only its
+        checkpoints are written, and its rows are returned even if a signal stopped it. A call
+        without `trial` finds them, and writes the files of the run.
 
     Returns:
       The rows of each trial, see `simulation.history`.
 
     Raises:
-      ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
-      Interrupted: by a signal.
+      ValueError: weights are missing, or an unfinished run is on a read-only disk. One line.
+      Interrupted: a signal stopped the run.
     """
     config, label, writes = run.config, run.label, writable and is_primary()
     run = with_noted_lanes(run, folder.parent / "lanes.json", writes)
@@ -131,7 +134,7 @@ def play(
         checkpointers.append(
             Checkpointer(folder / "checkpoints", simulation, keep, background=True, trial=number)
         )
-    # runs stand at different rounds where a process was killed while it saved them
+    # runs may be at different rounds if a process was killed while it saved them
     restored = [checkpointer.restore(warn) or (None, []) for checkpointer in checkpointers]
     states, histories = [state for state, _ in restored], [history for _, history in restored]
     known = [state for state in states if state is not None]
@@ -168,13 +171,13 @@ def play(
         for line in trouble(row):
             warn(f"{place_of(label, row, config.trials)}: {line}")
         if row["round"] == 0 and row["trial"] == numbers[-1]:
-            # the untrained federation is evaluated; the first round may compile for long
+            # the untrained federation has been evaluated; compiling the first round may take long
             stop_if_signalled(caught)
 
     def after_round(states: list[SimulationState], histories: list[list[Row]]) -> bool:
         stop, round = agreed(bool(caught)), rounds_done(states)
         if any(state.round > round for state in states):
-            return stop  # what a killed process had saved of some trials already stays as it is
+            return stop  # keeps what a killed process had already saved of some trials
         write(histories)
         for checkpointer in checkpointers:
             checkpointer.check()
@@ -199,7 +202,7 @@ def play(
         save(reached, histories)
     for checkpointer in checkpointers:
         checkpointer.wait()
-    if writes:  # the run may have ended last time between a checkpoint and this note
+    if writes:  # the last process may have ended between a checkpoint and this record
         remember_rounds(folder, rounds_done(reached), programs)
     if trial is not None:
         return histories
@@ -212,8 +215,10 @@ def play(
 def _trouble_of(
     run: Run, numbers: Sequence[int], histories: Sequence[list[Row]]
 ) -> Callable[[Row], list[str]]:
-    """Returns a function that makes lines of a new row's trouble; the method's warnings once a
-    trial."""
+    """Returns a function that lists the troubles of a new row.
+
+    It repeats no warning of the method within a trial.
+    """
     warn_of, warned = run.method.view.warn, set()
     divergence = {}
     for number, rows in zip(numbers, histories):
@@ -244,7 +249,7 @@ def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: 
 
 
 def _compiling(run: Run) -> str:
-    """Returns a line about the programs compiled in the first round."""
+    """Describes the programs that the first round compiles."""
     devices = run.config.devices or usual_devices()
     num_programs = len(run.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
@@ -253,15 +258,15 @@ def _compiling(run: Run) -> str:
 
 
 def with_noted_lanes(run: Run, noted: Path, writes: bool) -> Run:
-    """Returns the run with the lanes that its experiment has noted.
+    """Returns the run with the lanes recorded for its experiment.
 
-    Where lanes are chosen, a run notes them for each architecture before it first trains it, so
-    that it goes on with the same.
+    If lanes are chosen automatically, a run records them for each architecture before the first
+    training, so that it resumes with the same.
 
     Args:
       run: the run.
       noted: a JSON file, architecture -> lanes.
-      writes: False notes nothing.
+      writes: False records nothing.
     """
     if run.options.lanes is not None:
         return run

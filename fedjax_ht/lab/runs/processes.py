@@ -11,22 +11,22 @@ import jax
 from fedjax_ht.core.mesh import found_devices
 
 JOIN_SECONDS = 60
-"""How long the processes of a run wait for each other."""
+"""Seconds for which the processes of a run wait for each other."""
 
 
 class CoordinatorTimeout(OSError):
-    """Not all processes reached the coordinator in time; threads that still wait for it die with
+    """Not all processes reached the coordinator in time. Threads that still wait for it end with
     this process. One line."""
 
 
 class Launch(NamedTuple):
-    """Several processes of one run, as what started them tells each by its environment.
+    """The processes of one run, as their launcher describes them in each environment.
 
     Attributes:
-      launcher: name of what started them, for messages.
-      coordinator: HOST:PORT of process 0; None where jax knows it from the launcher.
+      launcher: name of the launcher, for messages.
+      coordinator: HOST:PORT of process 0; None if JAX gets it from the launcher.
       processes: number of processes.
-      process: the number of this one, from 0.
+      process: the index of this process, from 0.
     """
 
     launcher: str
@@ -38,24 +38,24 @@ class Launch(NamedTuple):
 LAUNCHERS = (
     ("JAX_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", ""),
     ("Kubernetes", "JAX_NUM_PROCESSES", "JOB_COMPLETION_INDEX", ""),
-    # what srun sets for the tasks of a step: a batch script, or a shell of salloc, is one process
-    # although the job that it is in has several tasks
+    # srun sets these for the tasks of a step. A batch script or a shell of salloc is one process,
+    # although its job has several tasks.
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"),
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
 )
-"""Launchers, and their variables: the number of processes, the number of this one, and the one from
-which jax knows the coordinator."""
+"""Launchers and their variables: the number of processes, the index of this one, and the one from
+which JAX finds the coordinator."""
 
 
 def detected(environment: Mapping[str, str]) -> Launch | None:
-    """Returns the processes among which this one was started; None for a process alone.
+    """Returns the launch to which this process belongs; None for a process alone.
 
     Args:
-      environment: the variables of this process. JAX_COORDINATOR_ADDRESS names the coordinator
-        before any launcher's.
+      environment: the variables of this process. JAX_COORDINATOR_ADDRESS overrides a launcher's
+        coordinator.
 
     Raises:
-      ValueError: there are several, and nothing tells the coordinator. One line.
+      ValueError: there are several processes, and their coordinator is unknown. One line.
     """
     coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
     for launcher, count, number, place in LAUNCHERS:
@@ -73,21 +73,23 @@ def detected(environment: Mapping[str, str]) -> Launch | None:
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """Returns the accelerators of a process of `detected`: the one that it sees, or None for the
-    one of its number on its machine, which jax takes by itself."""
+    """Returns the accelerators of a `detected` process: the only visible one, or None.
+
+    With None, JAX selects the accelerator with the process's index on its machine.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     return [0] if visible and "," not in visible else None
 
 
 def use_all_cores() -> None:
-    """Makes one CPU device a core, at most eight; accelerators stay as they are.
+    """Makes each core a CPU device, at most eight; accelerators are not affected.
 
-    Over several devices whole clients train in parallel instead of threads inside small products,
-    which is up to 1.4 times faster in long runs (benchmarks/results/zoo_cpu.md). It must come
-    before any computation.
+    Several devices train whole clients in parallel, instead of using threads in small products.
+    Long runs are up to 1.4 times faster (benchmarks/results/zoo_cpu.md). It must come before any
+    computation.
 
     Raises:
-      ValueError: jax finds no device of the platform that it is asked for.
+      ValueError: JAX finds no device of the requested platform.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -99,7 +101,7 @@ def use_all_cores() -> None:
 
 
 def use_cpu() -> None:
-    """Leaves the accelerators of this machine to other processes; before any computation."""
+    """Leaves the accelerators of this machine to other processes. It precedes any computation."""
     jax.config.update("jax_platforms", "cpu")
     use_all_cores()
 
@@ -110,18 +112,19 @@ def join_processes(
     process: int | None,
     seconds: float = JOIN_SECONDS,
 ) -> None:
-    """Connects this process to the others of a run, before any computation: those that the
-    arguments name, else those among which it was `detected`; else it runs alone, on all cores.
+    """Connects this process to the others of a run, before any computation.
+
+    The arguments name the processes; without arguments, `detected` finds them. Without either, the
+    process runs alone, on all cores.
 
     Args:
       coordinator: HOST:PORT of process 0.
-      processes: number of processes; 1 without the others runs alone, whatever started it.
-      process: the number of this process, from 0.
+      processes: number of processes; 1 without the others runs alone under any launcher.
+      process: the index of this process, from 0.
       seconds: time to wait for the other processes, in seconds.
 
     Raises:
-      ValueError: the three do not fit together, or the coordinator of those that were started
-        together is not known.
+      ValueError: the three are inconsistent, or the coordinator of a launch is unknown.
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
@@ -141,7 +144,7 @@ def join_processes(
 
 
 def _checked(coordinator: str | None, processes: int | None, process: int | None) -> Launch:
-    """Returns the processes that the arguments of `join_processes` name; errors as there."""
+    """Returns the processes that the arguments of `join_processes` name; raises as it does."""
     if coordinator is None or processes is None or process is None or not 0 <= process < processes:
         raise ValueError(
             f"coordinator={coordinator}, processes={processes}, process={process}: give all "
@@ -158,11 +161,11 @@ def _checked(coordinator: str | None, processes: int | None, process: int | None
 
 
 def _connect(launch: Launch, seconds: float) -> None:
-    """Waits up to `seconds` for the other processes; errors as of `join_processes`."""
+    """Waits up to `seconds` for the other processes; raises as `join_processes` does."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     failed: list[Exception] = []
     timeout = int(seconds) + 3600
-    # jax would listen on all interfaces, and asks nobody who they are
+    # by default JAX listens on all interfaces, without authentication
     own = (launch.coordinator or "").startswith(("127.0.0.1:", "localhost:"))
 
     def connect() -> None:
@@ -178,8 +181,8 @@ def _connect(launch: Launch, seconds: float) -> None:
         except Exception as error:
             failed.append(error)
 
-    # At its own timeout jax aborts the process from C++, with a core dump: so another thread waits
-    # there, far longer than this one waits for it.
+    # At its own timeout JAX aborts the process from C++, with a core dump. It therefore waits in
+    # another thread, with a much longer timeout than this one.
     waiting = threading.Thread(target=connect, daemon=True)
     waiting.start()
     waiting.join(seconds)
@@ -206,7 +209,7 @@ def _not_met(launch: Launch, seconds: float) -> str:
 
 
 def check_port(port: int) -> None:
-    """Raises an OSError where no server can listen on a port of this machine: jax's would end in a
+    """Raises OSError if no server can listen on a port of this machine: JAX's would end in a
     segmentation fault."""
     family, everywhere = socket.AF_INET, "0.0.0.0"
     if socket.has_ipv6:

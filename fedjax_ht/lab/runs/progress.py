@@ -1,4 +1,4 @@
-"""Shows how a run goes on: a progress bar on a terminal, elsewhere a line an evaluation."""
+"""Shows a run's progress: a bar on a terminal, elsewhere one line per evaluation."""
 
 import shutil
 import sys
@@ -17,15 +17,15 @@ from fedjax_ht.simulation.rows import score_of
 
 
 class Progress:
-    """Shows round, accuracy, seconds and bytes of each entry, given its rows.
+    """Shows round, accuracy, seconds and bytes of each entry, from its rows.
 
-    Lines are those of the last trial. Trouble of any trial is a line at once, see
-    `bad_clients.Notes`. The time that is left is estimated without the first round, which compiles.
+    Lines show the last trial. Trouble in any trial gets a line at once, see `bad_clients.Notes`.
+    The estimate of the remaining time excludes the first round, which compiles.
 
     Args:
       rounds: rounds of a run.
       trials: runs of an entry.
-      side_by_side: True for runs that train at the same time: each has a bar, or lines, of its own.
+      side_by_side: True for runs that train at the same time, each with its own bar or lines.
     """
 
     def __init__(self, rounds: int, trials: int, side_by_side: bool = False):
@@ -54,7 +54,7 @@ class Progress:
                 tell(f"{place}: {text}{self._left(label, row['round'])}")
 
     def close(self) -> None:
-        """Ends the bars."""
+        """Closes the bars."""
         for bar in self.bars.values():
             bar.close()
 
@@ -64,7 +64,7 @@ class Progress:
         for (name, trial), score in self.scores.items():
             if name == label and (trial == row["trial"] or not self.side_by_side):
                 scores.append(score)
-        if scores:  # a run that goes on may not have evaluated yet
+        if scores:  # a resumed run may not have evaluated yet
             name = "acc" if self.score == ACCURACY else self.score.name
             mean = self.score.text(sum(scores) / len(scores))
             parts.append(f"{name} {mean}{self.score.unit}")
@@ -74,8 +74,8 @@ class Progress:
         return ", ".join(parts)
 
     def _left(self, label: str, round: int) -> str:
-        """Returns the estimated time of the rounds that are left; "" before it is known."""
-        usual = self.seconds[label][2:]  # behind the untrained federation and the first round
+        """Returns the estimated time of the remaining rounds; "" before it is known."""
+        usual = self.seconds[label][2:]  # without the untrained federation and the first round
         if not usual or round == self.rounds:
             return ""
         left = (self.rounds - round) * sum(usual) / len(usual)
@@ -93,7 +93,7 @@ class Progress:
         bar.set_postfix_str(text)
         first = bar.n == bar.initial and round > bar.n
         bar.update(round - bar.n)
-        if first:  # rates and the time that is left do not count the round that compiles
+        if first:  # rates and remaining time exclude the round that compiles
             bar.start_t, bar.initial = time.time(), bar.n
 
 
@@ -103,7 +103,7 @@ def tell(line: str) -> None:
 
 
 def print_result(result: Document) -> None:
-    """Prints a result: to a terminal with tables that fit, to a file or a pipe as Markdown."""
+    """Prints a result: on a terminal with tables that fit, to a file or pipe as Markdown."""
     text = result.markdown()
     if sys.stdout.isatty():
         text = result.terminal(shutil.get_terminal_size().columns)
@@ -111,7 +111,7 @@ def print_result(result: Document) -> None:
 
 
 def print_files(files: Sequence[Path]) -> None:
-    """Prints the files that were written, once in a run of several processes."""
+    """Prints the files that were written, in one process of a run only."""
     if is_primary() and files:
         print("\n".join(["written:", *(f"  {path}" for path in files)]))
 

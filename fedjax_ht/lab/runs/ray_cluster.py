@@ -1,4 +1,4 @@
-"""A Ray cluster, `--on=ray`, that plays tasks. Ray is an extra, imported in functions alone."""
+"""A Ray cluster, `--on=ray`, that runs tasks. Ray is an extra, imported only in functions."""
 
 import contextlib
 import logging
@@ -15,20 +15,20 @@ from fedjax_ht.lab.runs.signals import NUMBERS
 Event = tuple[Any, ...]
 """("row", label, row), ("warn", line) or ("stage", line) of a task."""
 Report = Callable[[Event], bool]
-"""Sends an event to the driver; returns True where the task is to stop."""
+"""Sends an event to the driver; returns True if the task should stop."""
 
 
 class Cancelled(Exception):
-    """A task was taken back before it began."""
+    """A task was cancelled before it began."""
 
 
-RAY = (2, 52)  # the first version with tokens; the floor of pyproject.toml, too
-RETRIES = 3  # times that a task whose process or machine died is started again
+RAY = (2, 52)  # the first version with tokens; also the minimum in pyproject.toml
+RETRIES = 3  # restarts of a task whose process or machine died
 ACCELERATORS = ("GPU", "TPU")  # as Ray names them
 
 
 class Board:
-    """An actor beside the driver: tasks post events, and read whether to stop."""
+    """An actor on the driver's machine: tasks post events, and read whether to stop."""
 
     def __init__(self):
         self.events: list[Event] = []
@@ -51,7 +51,7 @@ class TaskDied(OSError):
 
 
 def run_task(board: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a task's function in a process of the cluster, unless the run is stopping already."""
+    """Calls a task's function in a process of the cluster, unless the run is already stopping."""
     import ray
 
     def report(event: Event) -> bool:
@@ -63,15 +63,16 @@ def run_task(board: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def resources_of(nodes: Sequence[dict[str, Any]], cores: int | None) -> dict[str, float]:
-    """Returns the resources of a task: so many cores, or without a number an accelerator where the
-    cluster has any, else one core.
+    """Returns the resources of a task.
+
+    These are `cores` cores; without a number, an accelerator if the cluster has any, else one core.
 
     Args:
       nodes: the resources of each machine of the cluster.
       cores: the number of --task_cores, or None.
 
     Raises:
-      ValueError: no machine has so many cores. One line.
+      ValueError: no machine has that many cores. One line.
     """
     if cores is not None:
         most = max((node.get("CPU", 0) for node in nodes), default=0)
@@ -88,7 +89,7 @@ def resources_of(nodes: Sequence[dict[str, Any]], cores: int | None) -> dict[str
 
 
 class RayCluster:
-    """The cluster of an `open_ray`, which trains tasks.
+    """The cluster of `open_ray`, which trains tasks.
 
     Attributes:
       accelerated: whether a task has an accelerator.
@@ -109,20 +110,20 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": needs.pop("CPU"), "max_retries": RETRIES}
         if "GPU" in needs:
             options["num_gpus"] = needs.pop("GPU")
-        if self.accelerated:  # a process keeps the accelerator that it has seen first
+        if self.accelerated:  # a process keeps the first accelerator that it sees
             options["max_calls"] = 1
         self._task = remote(run_task).options(resources=needs, **options)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Has `function(*arguments, report)` called somewhere; returns a handle."""
+        """Calls `function(*arguments, report)` somewhere in the cluster; returns a handle."""
         return self._task.remote(self._board, function, *arguments)
 
     def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """Returns those that have ended, after at most so many seconds."""
+        """Returns the handles of ended tasks, after waiting at most `seconds`."""
         return self._ray.wait(list(handles), num_returns=len(handles), timeout=seconds)[0]
 
     def result(self, handle: Any) -> Any:
-        """Returns the result of an ended task, or raises its error; `Cancelled` has none."""
+        """Returns the result of an ended task, or raises its error; `Cancelled` if it has none."""
         errors = self._ray.exceptions
         try:
             result = self._ray.get(handle)
@@ -140,32 +141,32 @@ class RayCluster:
         return result
 
     def events(self) -> list[Event]:
-        """Returns what tasks have reported since the last call."""
+        """Returns the events that tasks reported since the last call."""
         return self._asked(self._board.take)
 
     def stop(self) -> None:
-        """Tells tasks to end after their round, and those that have not begun to begin nothing."""
+        """Makes tasks end after their round; those that have not begun train nothing."""
         self._asked(self._board.stop)
 
     def _asked(self, method: Any) -> Any:
-        """Returns the answer of a method of the board."""
+        """Returns the result of a method of the board."""
         try:
             return self._ray.get(method.remote())
-        except self._ray.exceptions.RayError as error:  # a signal to all processes of a group, say
+        except self._ray.exceptions.RayError as error:  # e.g. a signal to a whole process group
             raise ConnectionError("the Ray cluster has ended before its tasks") from error
 
 
 @contextlib.contextmanager
 def open_ray(cores: int | None) -> Iterator[RayCluster]:
-    """Connects to the cluster of RAY_ADDRESS, to one that runs on this machine, or starts one here.
+    """Connects to the cluster at RAY_ADDRESS or one on this machine, or starts one here.
 
     Args:
       cores: number of cores of a task, see `resources_of`.
 
     Raises:
-      ImportError: Ray is missing, or too old. One line.
+      ImportError: Ray is missing or too old. One line.
       ConnectionError: there is no cluster at RAY_ADDRESS, or none can be started. One line.
-      ValueError: no machine has so many cores. One line.
+      ValueError: no machine has that many cores. One line.
     """
     with needing("--on=ray"):
         import ray
@@ -179,10 +180,10 @@ def open_ray(cores: int | None) -> Iterator[RayCluster]:
     if began:
         handlers = {number: signal.getsignal(number) for number in NUMBERS}
         with warnings.catch_warnings():
-            # it starts other programs, which is no fork that goes on with this one's threads
+            # Ray starts other programs; no fork continues with this process's threads
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             _connect(ray)
-        for number, handler in handlers.items():  # Ray would end the driver by SIGTERM
+        for number, handler in handlers.items():  # Ray would end the driver on SIGTERM
             signal.signal(number, handler)
     try:
         yield RayCluster(cores)
@@ -192,7 +193,7 @@ def open_ray(cores: int | None) -> Iterator[RayCluster]:
 
 
 def _connect(ray: Any) -> None:
-    """Connects to a running cluster, or starts one that only this user of this machine enters."""
+    """Connects to a running cluster, or starts one that only this user can join."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     found = os.environ.get("RAY_ADDRESS") or ray._private.services.canonicalize_bootstrap_address(
         None
@@ -201,13 +202,13 @@ def _connect(ray: Any) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
         # kept for later clusters of this process, since Ray reads it once
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        # Ray's switch for clusters of one machine, which listen at the loopback address alone
+        # Ray's switch for clusters of one machine, which listen only at the loopback address
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
-        ray._raylet.Config.initialize("")  # the mode was read at the import
+        ray._raylet.Config.initialize("")  # the mode was read at import
         options |= {"address": "local", "include_dashboard": False}
     try:
         ray.init(**options)
-    except Exception as error:  # Ray raises many kinds
+    except Exception as error:  # Ray raises many types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConnectionError(f"--on=ray: no Ray cluster can be used ({reason})") from error

@@ -1,9 +1,9 @@
-"""Shows a run again, and writes its plots, summary.md and report.html anew. Nothing is trained.
+"""Shows a run again, and rewrites its plots, summary.md and report.html. It trains nothing.
 
     fedjax-ht report --workdir=checkpoints/runs/quickstart-seed0-trials3
 
-A folder that `compare` wrote shows the comparison, with its target. The run's data are needed, to
-draw the split.
+A folder written by `compare` shows the comparison, with its target. Drawing the split needs the
+run's data.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
 from fedjax_ht.lab.runs.train import write_results
 
-# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
+# allow_override: `fedjax-ht run` defines the same flags, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 
@@ -46,15 +46,15 @@ def report_run(
       experiment: the run's experiment, see `make_experiment`, if it has objects from Python. Other
         runs are built from config.json.
       warn: called with each warning.
-      show_result: called with the result as text, before the pictures.
+      show_result: called with the result as text, before the pictures are drawn.
       trust: True allows code named in the run's config to run, see `own_methods.read_trusted_run`.
 
     Returns:
       The result as text, and the written files, report.html last; no files in a read-only folder.
 
     Raises:
-      ValueError, OSError: there is no run or no row, its data have changed, or a process trains
-        there. One line.
+      ValueError, OSError: there is no run or no row, its data have changed, or a process is
+        training there. One line.
     """
     workdir = Path(workdir)
     experiment = read_experiment(workdir, trust, experiment)

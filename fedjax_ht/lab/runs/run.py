@@ -1,6 +1,6 @@
 """Runs an experiment: fedjax-ht run --config=quickstart [--config.rounds=50].
 
-The same command again goes on where the run stopped.
+The same command resumes a stopped run.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evaluate
 
-# flags and frame of compare and sweep, too
+# compare and sweep share these flags and functions
 _CONFIG = define_config()
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "host:port of the first process of several."
@@ -72,13 +72,13 @@ def run_name(config: str) -> str:
 
 
 def config_file() -> str | None:
-    """Returns "FILE[:ARGUMENT]" of --config; None where Python calls this."""
+    """Returns "FILE[:ARGUMENT]" of --config; None if called from Python."""
     named = _CONFIG.value if flags.FLAGS.is_parsed() else None
     return absolute(named.name) if named else None
 
 
 def chosen_workdir(name: str, config: Config) -> Path:
-    """Returns the folder of --workdir, else one by this name and the config's seeds."""
+    """Returns the folder of --workdir, or a default with this name and the config's seeds."""
     trials = f"-trials{config.trials}" if config.trials > 1 else ""
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 
@@ -90,13 +90,15 @@ def execute(
     *,
     tasks: Tasks | None = None,
 ) -> Result:
-    """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
-    before anything is drawn."""
+    """Calls `train_and_evaluate` with progress bars, in an `orderly` program.
+
+    It prints the result before anything is drawn.
+    """
     shown = Progress(config.rounds, config.trials, side_by_side=tasks is not None)
     with contextlib.closing(shown) as progress:
 
         def show_result(result: Document) -> None:
-            progress.close()  # the last bar would be drawn again below the table
+            progress.close()  # otherwise the last bar would be drawn again below the table
             print_result(result)
 
         return train_and_evaluate(
@@ -114,11 +116,10 @@ def execute(
 
 @contextlib.contextmanager
 def orderly(workdir: Path) -> Iterator[Tasks | None]:
-    """Joins the processes of a run, caches programs, and turns errors into one line and exit code.
-    Yields the tasks of --on; None without.
+    """Caches programs, joins a run's processes, and turns errors into one line and an exit code.
 
-    The code is 2 for a mistake, 1 for what failed after the run had begun, and 128 + its number for
-    a signal.
+    Yields the tasks of --on; None without it. The exit code is 2 for a user error, 1 for a failure
+    after the start of the run, and 128 + the signal's number for a signal.
     """
     enable_compilation_cache()
     try:
@@ -138,8 +139,8 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[Tasks | None]:
-    """Joins the processes that the flags name; yields the tasks of --on, whose cluster lives
-    as long as the block."""
+    """Joins the processes that the flags name, and yields the tasks of --on, whose cluster lasts
+    for the block."""
     meeting = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     if _ON.value is None:
         if _TASK_CORES.value is not None:
@@ -150,7 +151,7 @@ def _cluster() -> Iterator[Tasks | None]:
     if meeting != (None, None, None):
         raise ValueError("--on is given beside --coordinator; a cluster starts its own processes")
     require("--on=ray", "ray")
-    use_cpu()  # accelerators are the tasks'
+    use_cpu()  # the tasks use the accelerators
 
     with contextlib.ExitStack() as stack:
 

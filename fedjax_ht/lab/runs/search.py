@@ -1,7 +1,8 @@
-"""Searches settings by the clients' validation sets: trains the points of a space (`spaces`), of
-which the worse half ends after fewer rounds.
+"""Searches settings by the clients' validation sets.
 
-Points that differ in numbers alone share a compiled program (a family)."""
+It trains the points of a space (`spaces`), of which the worse half stops after fewer rounds. Points
+that differ only in numbers share a compiled program (a family).
+"""
 
 import dataclasses
 import functools
@@ -40,7 +41,7 @@ from fedjax_ht.lab.runs.tasks import Tasks, Workplace, in_place, kept
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.rows import Runs
 
-HALVINGS = 2  # of the points of a fair comparison, where there are rounds enough
+HALVINGS = 2  # of the points of a fair comparison, if there are enough rounds
 
 
 class SearchResult(NamedTuple):
@@ -48,9 +49,9 @@ class SearchResult(NamedTuple):
 
     Attributes:
       best: the label of the chosen point.
-      scores: number of rounds -> label -> best validation score until then, mean over trials,
-        negated where lower ones are better; NaN where a client or the server stopped being finite,
-        which excludes the point.
+      scores: number of rounds -> label -> best validation score until then, averaged over trials,
+        negated if lower is better; NaN if a client or the server became non-finite, which excludes
+        the point.
       score: the score.
     """
 
@@ -63,7 +64,7 @@ Done = Callable[[str, Runs], None]
 """Called with the label of a trained point and the rows of its trials."""
 Train = Callable[[int, Mapping[str, Path], Done], None]
 """Trains points up to a number of rounds, each in the folder of its label, from its newest
-checkpoint there on."""
+checkpoint."""
 
 
 class UntraceableSetting(Exception):
@@ -86,16 +87,16 @@ def searched(
     Args:
       config: the config of the run; its `entries` are replaced.
       labels: labels of the points, as entries are written.
-      halvings: number of times that the worse half of the points ends.
-      workdir: the search's folder. A second call resumes what is in it.
-      tell: called with a line about every point.
+      halvings: number of times that the worse half of the points stops.
+      workdir: the search's folder. A second call resumes the search there.
+      tell: called with a message about every point.
       tasks: trains the points as tasks of a cluster; None trains them here.
       dataset, models: objects in place of names of the config; only this process has them.
 
     Raises:
-      ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or
-        of another search. One line.
-      Interrupted: by a signal.
+      ValueError, OSError: the config is invalid or has no validation sets, or `workdir` is in use
+        or holds another search. One line.
+      Interrupted: a signal stopped the search.
     """
     if jax.process_count() > 1:
         raise ValueError(
@@ -142,7 +143,7 @@ def _halved(
 ) -> SearchResult:
     """Trains points up to each of the rounds `at`; the better half continues.
 
-    Scores are kept in search.json, and checkpoints of points that may continue below points/.
+    search.json keeps the scores, and points/ the checkpoints of points that may continue.
 
     Args:
       labels: the points.
@@ -150,7 +151,7 @@ def _halved(
       at: the rounds, see `rungs`.
       workdir: the search's folder.
       train: trains points, and calls a function with the label and runs of each.
-      tell: called with a line about every point.
+      tell: called with a message about every point.
     """
     record, scores_at = workdir / "search.json", {}
     if record.exists():
@@ -164,7 +165,7 @@ def _halved(
         def done(label: str, runs: Runs, rounds: int = rounds, here: list[str] = here) -> None:
             score = _score(runs, f"{label}, up to round {rounds}", tell)
             scores = scores_at[rounds] | {label: score}
-            # in an order that does not depend on which was trained first
+            # in an order that does not depend on the order of training
             scores_at[rounds] = {each: scores[each] for each in here if each in scores}
             write_json(record, scores_at)
 
@@ -186,8 +187,8 @@ def _halved(
 
 
 def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
-    """Returns the mean over trials of the best validation score, negated where lower ones are
-    better; NaN where training diverged."""
+    """Returns the mean over trials of the best validation score, negated if lower is better; NaN if
+    training diverged."""
     diverged = divergence(runs)
     if diverged:
         tell(f"{place}: left out, {diverged}")
@@ -200,7 +201,7 @@ def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
 
 
 def divergence(runs: Runs) -> str | None:
-    """Returns where a client or the server first stopped being finite; None where all stayed so."""
+    """Describes where a client or the server first became non-finite; None if none did."""
     for number, history in enumerate(runs):
         for row in history:
             if clients := row.get("not_finite"):
@@ -211,10 +212,10 @@ def divergence(runs: Runs) -> str | None:
 
 
 def rungs(rounds: int, halvings: int) -> list[int]:
-    """Returns the rounds after which the worse half of the points ends; the last are all rounds.
+    """Returns the rounds after which the worse half of the points stops; the last is all rounds.
 
     Raises:
-      ValueError: there are not so many rounds.
+      ValueError: there are too few rounds.
     """
     at = [rounds >> left for left in range(halvings, -1, -1)]
     if halvings < 0 or at[0] < 1:
@@ -226,8 +227,11 @@ def rungs(rounds: int, halvings: int) -> list[int]:
 
 
 def better_half(scores: Mapping[str, float]) -> list[str]:
-    """Returns the labels that go on, in the order in which they came: at most half of them, rounded
-    up, and none whose score is not a number. Of equal scores the first is the better."""
+    """Returns the labels that continue, in their original order.
+
+    They are at most half of them, rounded up, without NaN scores. Of equal scores the first is the
+    better.
+    """
     valid = [label for label in scores if not math.isnan(scores[label])]
     order = sorted(valid, key=lambda label: scores[label], reverse=True)
     chosen = set(order[: -(-len(scores) // 2)])
@@ -238,8 +242,8 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
     """Returns the cost of a search in rounds of one point.
 
     Args:
-      points: number of points that the search begins with.
-      at: the rounds after which half of them end, see `rungs`.
+      points: number of points at the start of the search.
+      at: the rounds after which half of them stop, see `rungs`.
     """
     total, before = 0, 0
     for rounds in at:
@@ -249,8 +253,10 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
 
 
 def table(result: SearchResult) -> str:
-    """Returns a Markdown table of every point's validation score by rounds, the best of the longest
-    first."""
+    """Returns a Markdown table of every point's validation score by rounds.
+
+    The point with the best score after the most rounds comes first.
+    """
     rounds, score = sorted(result.scores), result.score
 
     def rank(label: str) -> list[float]:
@@ -270,7 +276,7 @@ def table(result: SearchResult) -> str:
 
 
 def budget(config: Config, points: int, halvings: int) -> str:
-    """Returns the cost of a search, in words."""
+    """Describes the cost of a search."""
     trained = rounds_trained(points, rungs(config.rounds, halvings))
     splits = "1 split" if config.trials == 1 else f"{config.trials} splits"
     return (
@@ -293,8 +299,7 @@ def fairly_tuned(
     models: Mapping[str, nn.Module] | None = None,
     tasks: Tasks | None = None,
 ) -> Config:
-    """Tunes methods with equal budgets on validation sets; returns a config that compares the best
-    settings.
+    """Tunes methods with equal budgets on validation sets; returns a config of the best settings.
 
     The first settings of a method are its paper's; the others are random. The search uses the first
     trial's seed and split.
@@ -307,21 +312,21 @@ def fairly_tuned(
     Args:
       config: the config of the comparison, whose partition has validation sets.
       methods: names of the methods to tune, such as those of `register_method`.
-      workdir: the comparison's folder. Its folder search/ has the searches, which resume from
+      workdir: the comparison's folder. Its folder search/ holds the searches, which resume from
         there.
       points: number of settings of each method, at least 2.
-      tell: called with a line about every setting.
+      tell: called with a message about every setting.
       recipe: further fields of `training` to search, with their values as strings, or a
         `SearchRange`: {"training.batch_size": ("64", "512")}. All methods have the same draws.
-      dataset: the data set in place of the config's name. The returned config then needs
+      dataset: the data set, in place of the config's. The returned config then needs
         `make_experiment`.
-      models: architecture -> module, in the same way.
+      models: architecture -> module, in place of the config's.
       tasks: trains the settings as tasks of a cluster; None trains them here.
 
     Raises:
       ValueError, OSError: a method occurs twice, `points` is below 2, the config has no validation
         sets, or the folder has another search. One line.
-      Interrupted: by a signal.
+      Interrupted: a signal stopped the search.
     """
     config, workdir = typed_config(config), Path(workdir)
     names = _names_of(methods)
@@ -356,10 +361,10 @@ def fairly_tuned(
 
 
 def _names_of(methods: Sequence[str]) -> list[str]:
-    """Returns the names of the methods of entries.
+    """Returns the method names of entries.
 
     Raises:
-      ValueError: a method is there twice, or is tuned already.
+      ValueError: a method is repeated, or already tuned.
     """
     names = [split_spec(method)[0] for method in methods]
     if len(set(names)) < len(names) or any("@" in name for name in names):
@@ -384,10 +389,11 @@ def trainer(
     Args:
       experiment: the plan, with the points as its entries.
       workdir: the search's folder.
-      trace: False compiles each point for itself.
+      trace: False compiles each point separately.
       tasks: trains the points as tasks of a cluster; None trains them here, one after another.
-      tell: called with a line about every point.
-      caught: numbers of signals; one in it stops the search when the round in progress is saved.
+      tell: called with a message about every point.
+      caught: numbers of caught signals; any of them stops the search once the round in progress is
+        saved.
     """
     points = {run.label: run for family in families(experiment, trace) for run in family}
 
@@ -416,11 +422,11 @@ def trainer(
 def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
     """Returns the runs of an experiment's points by program, one family each.
 
-    The runs of a family have one method, whose varying settings are arguments of its functions.
+    The runs of a family share one method, whose functions take the varying settings as arguments.
 
     Args:
       experiment: the experiment, with the points as its entries.
-      trace: False compiles each point for itself.
+      trace: False compiles each point separately.
     """
     runs = experiment.runs
     settings = {label: _settings(run) for label, run in runs.items()}
@@ -429,7 +435,7 @@ def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
     for label, values in settings.items():
         varying = []
         for key in differing:
-            # another model is another program, and so is another integer
+            # another model needs another program, and so does another integer
             is_number = type(values.get(key)) is float and not key.startswith("model.")
             if trace and is_number and _may_vary(runs[label], key):
                 varying.append(key)
@@ -453,7 +459,7 @@ def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Returns all settings of a run, under the names that an entry sets."""
+    """Returns all settings of a run, named as in an entry."""
     settings = dict(run.entry.options)
     for part in OVERRIDDEN:
         for field, value in vars(getattr(run.config, part)).items():
@@ -462,7 +468,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of which not all points have the same value, sorted."""
+    """Returns the names of settings that differ between points, sorted."""
     values: dict[str, set[str]] = {}
     for point in settings:
         for key in point:
@@ -484,7 +490,7 @@ def _method_with(run: Run, values: Mapping[str, Any]) -> Any:
 
 
 def _may_vary(run: Run, key: str) -> bool:
-    """Returns True where a method can be made without knowing the number under `key`."""
+    """Returns whether a method can be built with a traced number under `key`."""
 
     def make(value):
         _method_with(run, {key: value})
@@ -498,8 +504,10 @@ def _may_vary(run: Run, key: str) -> bool:
 
 
 def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Sequence[int]) -> Runs:
-    """Trains a point up to a number of rounds, as `play` trains a run: without an early end and
-    without maps, and with its newest checkpoint alone. Returns its rows."""
+    """Trains a point up to a number of rounds, as `play` trains a run, and returns its rows.
+
+    It does not end early, draws no maps, and keeps only the newest checkpoint.
+    """
     config = run.config
     alone = dataclasses.replace(
         config,
@@ -510,7 +518,7 @@ def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Seq
         report=dataclasses.replace(config.report, maps="none"),
     )
     runs = play(run._replace(config=alone), folder, notify, caught)
-    # its folder may have more, of a search that halved the points at other rounds
+    # its folder may have more rows, from a search with halvings at other rounds
     return [[row for row in rows if row["round"] <= rounds] for rows in runs]
 
 
@@ -523,8 +531,10 @@ def point_task(
     folder: Path,
     report: Report,
 ) -> Runs | None:
-    """Trains a point in the process of a task; returns None if it was stopped. Arguments as of
-    `train_point` and `tasks.train_task`."""
+    """Trains a point in the process of a task; returns None if it was stopped.
+
+    See `train_point` and `tasks.train_task` for the arguments.
+    """
     with in_place(place, report) as (notify, caught):
         run = kept(_built_points, config, trace)[label]
         try:
@@ -533,7 +543,7 @@ def point_task(
         except Interrupted:
             return None
         except jax.errors.ConcretizationTypeError as error:
-            # which has parts of a trace in it, that no other process can have
+            # the original error holds parts of a trace, which cannot leave this process
             raise UntraceableSetting(str(error).partition("\n")[0]) from None
 
 

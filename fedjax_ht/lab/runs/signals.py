@@ -1,6 +1,6 @@
-"""Handles SIGINT and SIGTERM: a line instead of a traceback, from a program's first moment on.
+"""Handles SIGINT and SIGTERM with one line instead of a traceback, from a program's start.
 
-Nothing slow is imported here.
+It imports nothing slow.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 SAME = 0.3
-"""Seconds in which two signals count as one: `timeout` sends its signal twice, to the process and
-to its group."""
+"""Seconds within which two signals count as one: `timeout` signals the process and then its
+group."""
 
 
 class Interrupted(Exception):
-    """The run was told to stop, and has saved. `signal` is the number of the signal. One line."""
+    """A signal stopped the run, which has saved. `signal` is the signal's number. One line."""
 
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -28,8 +28,10 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """A block in which the numbers of SIGINT and SIGTERM are noted in a list; a second signal of
-    the same kind acts as usual."""
+    """Collects the numbers of SIGINT and SIGTERM in a list within the block.
+
+    A second signal of the same kind has its usual effect.
+    """
     caught: list[int] = []
     previous: dict[int, Any] = {}
 
@@ -44,7 +46,7 @@ def catch_signals() -> Iterator[list[int]]:
     try:
         for number in NUMBERS:
             previous[number] = signal.signal(number, note)
-    except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
+    except ValueError:  # not the main thread (a notebook's worker): signals keep their handlers
         previous.clear()
     try:
         yield caught
@@ -54,14 +56,16 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 def end_on_signals() -> None:
-    """Makes SIGINT and SIGTERM end the program with one line, at once, whatever it is doing; in a
-    block of `catch_signals` the second of them, since the first is left to the block."""
+    """Makes SIGINT and SIGTERM end the program at once, with one line.
+
+    In a block of `catch_signals` only the second signal does, since the first is left to the block.
+    """
     ending = threading.Lock()
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
 
     def end(number, frame):
-        # the main thread and the one below may come here together
+        # the main thread and the watching one may arrive here together
         if ending.acquire(blocking=False):
             say(f"stopped by {signal.Signals(number).name}")
             os._exit(128 + number)
@@ -70,8 +74,8 @@ def end_on_signals() -> None:
         os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
 
     def watch():
-        """Answers signals while the main thread compiles: handlers run between two bytecodes of
-        that thread only."""
+        """Answers signals while the main thread compiles: Python runs handlers only between two
+        bytecodes of that thread."""
         since = 0.0
         while True:
             number = receiver.recv(1)[0]
@@ -89,7 +93,7 @@ def end_on_signals() -> None:
                 end(number, None)
 
     counted = set()  # blocks whose first signal the thread has counted
-    owed = set()  # blocks that had their first signal before the thread saw it
+    owed = set()  # blocks that got their first signal before the thread saw it
 
     def take(block):
         if block not in counted:
@@ -97,7 +101,7 @@ def end_on_signals() -> None:
 
     handler: Any = end  # functions declare no attributes
     handler.take = take
-    handler.kept = sender  # or its descriptor would be closed
+    handler.kept = sender  # otherwise its descriptor would be closed
     for number in NUMBERS:
         signal.signal(number, end)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""Spaces of settings for a search, as `--over` writes them, and the points in them."""
+"""Spaces of settings for a search, as written in `--over`, and the points in them."""
 
 import itertools
 import math
@@ -14,16 +14,16 @@ FACTOR = 8.0  # of the config's learning rate, up and down
 RATE = "training.learning_rate"
 
 Space = Mapping[str, tuple[str, ...] | SearchRange]
-"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their
+"""A setting, named as in an entry (entries.py) -> its values, written as in an entry, or their
 range."""
 Point = dict[str, str]
 
 
 def parse_space(over: Sequence[str]) -> Space:
-    """Reads a space: "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
+    """Parses a space: "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
 
     Raises:
-      ValueError: one of them is wrong. One line.
+      ValueError: a specification is invalid. One line.
     """
     space: Space = {}
     for spec in over:
@@ -61,7 +61,7 @@ def grid(space: Space) -> list[Point]:
     """Returns all combinations; the last setting changes fastest.
 
     Raises:
-      ValueError: there is a range among them.
+      ValueError: a setting has a range.
     """
     choices = []
     for key, values in space.items():
@@ -75,11 +75,9 @@ def grid(space: Space) -> list[Point]:
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
-    """Returns `count` points of a Latin hypercube: each setting's values are spread evenly over its
-    range.
+    """Returns `count` points of a Latin hypercube, which covers each setting's range evenly.
 
-    A pure function of its arguments; values have two significant digits, so that a label can be
-    read.
+    A pure function of its arguments. Values have two significant digits, for readable labels.
     """
     rng = np.random.default_rng(seed)
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
@@ -100,11 +98,12 @@ def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
 
 
 def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
-    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws
-    the entry itself comes first.
+    """Returns the labels of a space's points: one per draw, or all of a grid without draws.
+
+    With draws, the entry itself comes first.
 
     Raises:
-      ValueError: the space is empty, or a range has to be a grid's.
+      ValueError: the space is empty, or a grid has a range.
     """
     if not space:
         raise ValueError(
@@ -118,17 +117,19 @@ def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
 
 
 def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
-    """Returns the search space of a method: the learning rate, other fields of the recipe, and the
-    options that the method's factory declares with a `check.options.SearchRange`.
+    """Returns the search space of a method.
+
+    It contains the learning rate, other fields of the recipe, and the options that the method's
+    factory declares with a `check.options.SearchRange`.
 
     Args:
       method: name of the method.
       config: the config of the comparison; its learning rate is the middle of the range.
-      recipe: fields of `training` with their values or ranges, alike for all methods. They come
-        before a method's own options, so that all methods are searched at the same draws of them.
+      recipe: fields of `training` with their values or ranges, the same for all methods. They
+        precede a method's own options, so that all methods have the same draws of them.
 
     Raises:
-      ValueError: a setting of the recipe is no field of `training`.
+      ValueError: a setting of the recipe is not a field of `training`.
     """
     for key in recipe or {}:
         if not key.startswith("training."):
@@ -142,7 +143,7 @@ def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
 
 
 def described_space(space: Space) -> str:
-    """Returns the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
+    """Describes the settings of a space: "weight from 0.01 to 10, training.epochs 1 or 10"."""
     parts = []
     for key, values in space.items():
         if isinstance(values, SearchRange):

@@ -1,13 +1,13 @@
-"""Searches an entry's settings, by the clients' validation sets alone.
+"""Searches an entry's settings, by the clients' validation sets only.
 
     fedjax-ht sweep --config=few_samples --entry=fedtgp \
         --over=weight=0.1,1,10 --over=training.learning_rate=0.01,0.03,0.1
 
-tries all nine; --draws=20 tries twenty that are spread over the space, in which
---over=weight=log:0.01:10 may be a range, and the entry as it is given. With --halvings=2 the worse
-half ends after a quarter of the rounds, and half of the rest after half of them. The same command
-again goes on where the search stopped. What is chosen is printed as an entry for
-`fedjax-ht compare --methods`; test sets have no say in it.
+tries all nine. --draws=20 instead tries the entry as given, and twenty points spread over the
+space, in which --over=weight=log:0.01:10 may be a range. With --halvings=2, the worse half stops
+after a quarter of the rounds, and half of the rest after half of them. The same command resumes a
+stopped search. The choice is printed as an entry for `fedjax-ht compare --methods`; test sets do
+not affect it.
 """
 
 import shlex

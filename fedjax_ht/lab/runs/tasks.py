@@ -1,9 +1,9 @@
-"""Trains runs as tasks of a cluster (`ray_cluster`): what a task does where it runs, and what the
-driver, the program that was started, does while they run.
+"""Trains runs as tasks of a cluster (`ray_cluster`): the work of a task, and of the driver.
 
-A task trains one run, of an entry and a trial, in the run's own folder, which all machines see. It
-goes on from the newest checkpoint there, so that a task that died is simply started again, on
-whatever machine. The driver shows the rows of all tasks and writes the files of entries.
+The driver is the program that the user started. A task trains one run, of an entry and a trial, in
+the run's own folder, which all machines must see. It resumes from the newest checkpoint there, so
+that a task that died restarts on any machine. The driver shows the rows of all tasks and writes the
+files of entries.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ from fedjax_ht.simulation.rows import Row
 T = TypeVar("T")
 
 SEEN = 15.0
-"""Seconds in which a new file is seen on all machines: file systems of networks remember for a
-while that there was none."""
-POLL = 0.5  # seconds between two looks at the tasks
+"""Seconds after which all machines see a new file: network file systems cache for a while that it
+did not exist."""
+POLL = 0.5  # seconds between polls of the tasks
 
 
 class Tasks(NamedTuple):
     """Trains runs and points as tasks of a cluster.
 
     Attributes:
-      open_cluster: returns the cluster, which it starts or connects to when it is first called.
+      open_cluster: returns the cluster; starts it, or connects to it, on the first call.
       config_file: "FILE[:ARGUMENT]" of the config, or None.
     """
 
@@ -67,19 +67,19 @@ class Tasks(NamedTuple):
         caught: Sequence[int],
         done: Callable[[Any, Any], None],
     ) -> None:
-        """Plays tasks of a run to their end.
+        """Runs tasks of a run to their end.
 
         Args:
           experiment: the experiment of the run.
           workdir: the run's folder.
-          calls: key of a task -> its function, which takes a `Workplace` first and a `Report` last,
-            and the arguments between them.
-          notify: hears the rows and lines of all tasks.
-          caught: numbers of signals; one in it stops all tasks.
+          calls: key of a task -> its function and arguments. The function also gets a `Workplace`
+            first and a `Report` last.
+          notify: called with the rows and messages of all tasks.
+          caught: numbers of caught signals; any of them stops all tasks.
           done: called with the key and the result of each task.
 
         Raises:
-          Exception: the first error of a task, when the others have saved and stopped.
+          Exception: the first error of a task, after the others have saved and stopped.
         """
         if not calls:
             return
@@ -90,15 +90,15 @@ class Tasks(NamedTuple):
 
 
 class Workplace(NamedTuple):
-    """The place of the driver, in which its tasks work.
+    """The driver's surroundings, which its tasks reproduce.
 
     Attributes:
       workdir: the run's folder.
       stamp: checksum of its config.json.
-      directory: current folder of the driver, from which a config may name files.
-      folders: folders of the modules of a user's own.
+      directory: current folder of the driver, to which paths in a config are relative.
+      folders: folders of the user's own modules.
       config_file: "FILE[:ARGUMENT]" that registers the config's own methods, or None.
-      devices: number of CPU devices; None computes on the accelerator of the task.
+      devices: number of CPU devices; None computes on the task's accelerator.
     """
 
     workdir: Path
@@ -112,10 +112,10 @@ class Workplace(NamedTuple):
 def workplace(
     experiment: Plan, workdir: Path, config_file: str | None, accelerated: bool
 ) -> Workplace:
-    """Returns the place of the tasks of a run, whose config.json is written.
+    """Returns the workplace of a run's tasks, once config.json is written.
 
     Raises:
-      ValueError: a method or partition is registered in this process alone. One line.
+      ValueError: a method or partition is registered only in this process. One line.
     """
     names = own_names(experiment)
     registered = names["own_methods"] + names["own_partitions"]
@@ -141,8 +141,10 @@ def _stamp(workdir: Path) -> str:
 
 @contextlib.contextmanager
 def in_place(place: Workplace, report: Report) -> Iterator[tuple[Notify, list[int]]]:
-    """Sets up the process of a task, and yields the function that tells the driver, and a list that
-    has a signal once the task is to stop after a row.
+    """Sets up the process of a task.
+
+    Yields the function that notifies the driver, and a list that receives a signal when the task
+    should stop after a row.
 
     Raises:
       OSError: this machine does not see the run's folder. One line.
@@ -174,13 +176,15 @@ def in_place(place: Workplace, report: Report) -> Iterator[tuple[Notify, list[in
 
 @functools.lru_cache(maxsize=1)
 def kept(make: Callable[..., T], *of: Hashable) -> T:
-    """Returns `make(*of)`, which the tasks of this process share that ask for the same, so that a
-    process builds and compiles once for many runs or points. The last one alone is kept, since it
-    holds samples and programs."""
+    """Returns `make(*of)`, cached for all tasks of this process with equal arguments.
+
+    A process thus builds and compiles once for many runs or points. Only the last result is kept,
+    since it holds samples and programs.
+    """
     return make(*of)
 
 
-@functools.cache  # a process does several tasks; devices are chosen before any computation
+@functools.cache  # a process runs several tasks; devices must be chosen before any computation
 def _prepare_process(devices: int | None) -> None:
     if devices is not None:
         jax.config.update("jax_platforms", "cpu")
@@ -196,7 +200,7 @@ def _register(config_file: str | None) -> None:
 
 
 class Outcome(NamedTuple):
-    """The rows of each run that a task has trained, and the programs that did, see
+    """The rows of each run that a task trained, and the programs that trained them, see
     `environment`."""
 
     runs: list[list[Row]]
@@ -204,7 +208,7 @@ class Outcome(NamedTuple):
 
 
 def _begun(config: bytes) -> Plan:
-    """Builds the experiment of a pickled config, whose run has begun."""
+    """Builds the experiment of a pickled config whose run has begun."""
     return plan(pickle.loads(config), begun=True)
 
 
@@ -214,18 +218,18 @@ def train_task(
     """Trains one run of an entry, or all of them together, in the process of a task.
 
     Args:
-      place: the place of the run's tasks.
+      place: the workplace of the run's tasks.
       config: the config of the run, pickled.
       label: the entry's label.
       trial: the run's number, or None for all.
-      report: sends rows and lines to the driver.
+      report: sends rows and messages to the driver.
     """
     with in_place(place, report) as (notify, caught):
         experiment = kept(_begun, config)
         run = experiment.runs[label]
         folder, runs = place.workdir / folder_of(label), []
         precision = experiment.config.precision
-        # a task that was stopped before its first round has nothing to tell
+        # a task that was stopped before its first round has no rows
         with contextlib.suppress(Interrupted), jax.default_matmul_precision(precision):
             runs = play(run, folder, notify, caught, trial=trial)
         programs = environment() | own_code(run)
@@ -239,17 +243,17 @@ def play_tasks(
     caught: Sequence[int],
     done: Callable[[Any, Any], None],
 ) -> None:
-    """Plays tasks to their end.
+    """Runs tasks to their end.
 
     Args:
-      cluster: the machines that play them.
+      cluster: the machines that run them.
       calls: key of a task -> its function and arguments.
-      notify: hears the rows and lines of all tasks.
-      caught: numbers of signals; one in it stops all tasks.
+      notify: called with the rows and messages of all tasks.
+      caught: numbers of caught signals; any of them stops all tasks.
       done: called with the key and the result of each task.
 
     Raises:
-      Exception: the first error of a task, when the others have saved and stopped.
+      Exception: the first error of a task, after the others have saved and stopped.
     """
     waiting = {cluster.submit(*call): key for key, call in calls.items()}
     failure: Exception | None = None
@@ -257,7 +261,7 @@ def play_tasks(
 
     def pass_on() -> None:
         for event in cluster.events():
-            if event[0] in ("row", "warn", "stage"):  # others only ask whether to stop
+            if event[0] in ("row", "warn", "stage"):  # other events only ask whether to stop
                 notify(*event)
 
     while waiting:
@@ -293,11 +297,11 @@ def train_on(
 ) -> None:
     """Trains all unfinished runs of an experiment on a cluster, each in a task.
 
-    Where runs end before the last round (`config.evaluate.patience`, `config.give_up`), those of an
-    entry end together: one more task takes all of them to the same round.
+    If runs end before the last round (`config.evaluate.patience`, `config.give_up`), those of an
+    entry must end together: one more task takes all of them to the same round.
 
     Raises:
-      Interrupted: by a signal.
+      Interrupted: a signal stopped the run.
     """
     config = experiment.config
     folders = {label: workdir / folder_of(label) for label in experiment.runs}
@@ -323,8 +327,10 @@ def train_on(
 
 
 def note_runs(folder: Path, outcomes: Sequence[Outcome | None]) -> None:
-    """Writes the rows of an entry's runs, as far as each has come, and notes its rounds and
-    programs; of runs without an outcome the rows that were written before stay."""
+    """Writes the rows of an entry's runs so far, and records its rounds and programs.
+
+    Runs without an outcome keep the rows that were written before.
+    """
     before = {run[0]["trial"]: run for run in read_runs(folder)}
     runs, programs = [], {}
     for trial, outcome in enumerate(outcomes):

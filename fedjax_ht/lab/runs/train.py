@@ -1,5 +1,7 @@
-"""Trains and evaluates the entries of a config, from the start or from where a run in the same
-folder stopped, and sends their rows to trackers: TensorBoard, Weights & Biases, MLflow."""
+"""Trains and evaluates the entries of a config, from the start or from where a run stopped.
+
+Sends their rows to trackers: TensorBoard, Weights & Biases, MLflow.
+"""
 
 import contextlib
 import functools
@@ -46,15 +48,15 @@ NOTES = "tracked.json"
 
 
 class TrackedRun(NamedTuple):
-    """A run to be opened at a tracker: one trial of an entry.
+    """A run to open at a tracker: one trial of an entry.
 
     Attributes:
-      name: label of the entry, and its trial where there are several.
-      group: name of the run's folder, which all its entries and trials share.
-      settings: field of the config -> value, as the entry has it.
+      name: label of the entry, with its trial if there are several.
+      group: name of the run's folder, shared by all its entries and trials.
+      settings: field of the config -> the entry's value.
       folder: the entry's folder.
       trial: the trial's number.
-      run_id: id under which the tracker knows the run already; None for a new one.
+      run_id: id of the tracker's existing run; None for a new one.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Sink(Protocol):
     """An open run of a tracker.
 
     Attributes:
-      run_id: the id by which the tracker knows the run again.
+      run_id: the id by which the tracker finds the run again.
     """
 
     run_id: str
@@ -78,7 +80,7 @@ class Sink(Protocol):
         """Adds the scores of a round, by the names of metrics.csv."""
 
     def close(self) -> None:
-        """Ends the run; the tracker may be given more of it later."""
+        """Closes the run, which may be reopened later."""
 
 
 class TensorBoard:
@@ -100,9 +102,9 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE, WANDB_DIR and its others hold.
+    """A run of Weights & Biases; its variables WANDB_PROJECT, WANDB_MODE, WANDB_DIR etc. apply.
 
-    Its files lie outside the run's folder, which holds no links.
+    Its files lie outside the run's folder, which must not contain links.
     """
 
     def __init__(self, run: TrackedRun):
@@ -117,7 +119,7 @@ class WandB:
             group=run.group,
             config=dict(run.settings),
             reinit="create_new",
-            # it would print thirty lines at the end of each trial, between those of the run
+            # otherwise it prints thirty lines after each trial, between those of the run
             settings=wandb.Settings(quiet=True),
         )
 
@@ -129,7 +131,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI says, in an experiment named as the folder."""
+    """A run of MLflow at MLFLOW_TRACKING_URI, in an experiment named after the folder."""
 
     def __init__(self, run: TrackedRun):
         with needing("config.track"):
@@ -144,7 +146,7 @@ class MLflow:
         where = known.experiment_id if known else self._client.create_experiment(run.group)
         self.run_id = self._client.create_run(where, run_name=run.name).info.run_id
         params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]
-        for first in range(0, len(params), 100):  # as many as a call takes
+        for first in range(0, len(params), 100):  # the limit of a call
             self._client.log_batch(self.run_id, params=params[first : first + 100])
 
     def write(self, scores: Mapping[str, float], round: int) -> None:
@@ -160,22 +162,22 @@ TRACKERS: dict[str, Callable[[TrackedRun], Sink]] = {
     "wandb": WandB,
     "mlflow": MLflow,
 }
-"""Name in `config.track` -> what opens a run; the name is that of an extra of pyproject.toml."""
+"""Name in `config.track`, and of an extra of pyproject.toml -> function that opens a run."""
 
 
 class Tracking:
-    """Sends rows to the trackers of a run, each trial of an entry to a run of its own.
+    """Sends rows to the trackers of a run, with one tracker run per trial of an entry.
 
-    The id of a tracker's run and the last round that it has are noted in tracked.json of the
-    entry's folder, so that a run that goes on is the same run there, without a round twice.
+    tracked.json in the entry's folder records the tracker's run id and its last round. A resumed
+    run thus continues the same tracker run, and sends no round twice.
 
-    A tracker that fails is told of once and then left alone: the run does not depend on it.
+    Reports a tracker that raises once, and then disables it. The run continues.
 
     Args:
       config: the config of the run.
       configs: label -> the config of the entry.
       workdir: the run's folder.
-      warn: called with a line about a tracker that failed.
+      warn: called with a message when a tracker fails.
     """
 
     def __init__(
@@ -187,7 +189,7 @@ class Tracking:
     ):
         self.config, self.configs, self.workdir, self.warn = config, configs, workdir, warn
         self.sinks: dict[tuple[str, int, str], Sink] = {}
-        self.rounds: dict[tuple[str, int, str], int] = {}  # the last that each sink has
+        self.rounds: dict[tuple[str, int, str], int] = {}  # the last round of each sink
         self.failed: set[str] = set()
 
     def __call__(self, label: str, row: Row) -> None:
@@ -219,7 +221,7 @@ class Tracking:
                 run_id=known.get("run_id"),
             )
             self.sinks[key], self.rounds[key] = TRACKERS[tracker](run), known.get("round", -1)
-            # what the tracker lacks, where it is named in the middle of a run
+            # earlier rows, for a tracker that was added in the middle of a run
             past = dict(enumerate(read_runs(folder))).get(row["trial"], [])
             rows = [before for before in past if before["round"] < row["round"]] + rows
         sink = self.sinks[key]
@@ -234,22 +236,24 @@ class Tracking:
     def _left_alone_if_it_fails(self, tracker: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of any kind: they are other people's programs and servers
+        except Exception as error:  # of any type: trackers are third-party programs and servers
             self.failed.add(tracker)
             reason = " ".join(str(error).split()) or type(error).__name__
             self.warn(f"{tracker} gets no more rows of this run: {reason}")
 
 
 def scores_of(row: Row) -> dict[str, float]:
-    """Returns the finite numbers of a row, but its round and trial."""
+    """Returns the finite numbers of a row, except its round and trial."""
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return {name: value for name, value in finite.items() if name not in ("round", "trial")}
 
 
 def notes(experiment: Plan) -> list[str]:
-    """Returns lines on a run's splits and batches, each once; of several splits they begin with the
-    trial."""
+    """Returns notes on a run's splits and batches, without duplicates.
+
+    With several splits, the notes on a split begin with its trial.
+    """
     lines = []
     splits = {id(partition): trial for trial, partition in enumerate(experiment.partitions)}
     for trial in sorted(splits.values()):
@@ -273,15 +277,15 @@ def notes(experiment: Plan) -> list[str]:
                 f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "
                 f"run has {rounds}; set warmup to fewer, such as {label}:warmup={rounds // 5}"
             )
-    return list(dict.fromkeys(lines))  # entries with one recipe have the same
+    return list(dict.fromkeys(lines))  # entries with the same recipe have the same notes
 
 
 class GaveUp(Exception):
-    """No upload arrived any more in an entry, which has saved and written its results. One line."""
+    """An entry received no more uploads; its results are saved and written. One line."""
 
 
 class Unwritable(OSError):
-    """A file could not be written after the run had begun. One line."""
+    """A file could not be written after the start of the run. One line."""
 
 
 class Result(NamedTuple):
@@ -290,7 +294,7 @@ class Result(NamedTuple):
     Attributes:
       histories: label -> the rows of each run, see `simulation.history`.
       summary: the result in a sentence, warnings and tables, as Markdown.
-      files: the files written; none where a finished run was shown from a read-only folder.
+      files: the files written; none for a finished run in a read-only folder.
       experiment: the objects of the run.
     """
 
@@ -327,8 +331,8 @@ def train_and_evaluate(
       workdir: the folder to write to.
       progress_fn: called with an entry's label and its new row.
       warn: called with each warning.
-      stage: called with two lines on the data, and with a line at the start of the run, of each
-        unfinished entry, and of the pictures.
+      stage: called with two lines on the data, and with one line each at the start of the run, of
+        every unfinished entry and of the pictures.
       aim: the target accuracy of a comparison, whose costs the first table shows; None for the
         table of a run.
       show_result: called with the summary before the pictures, which may take minutes.
@@ -342,8 +346,8 @@ def train_and_evaluate(
       ImportError: the package of a tracker is missing. One line.
       Unwritable: a file cannot be written after the start, e.g. on a full disk; the last checkpoint
         is whole. One line.
-      GaveUp: no upload arrived for `give_up` rounds in a row in an entry; the others have run to
-        their end.
+      GaveUp: an entry received no upload for `give_up` consecutive rounds; the others have
+        finished.
     """
     workdir = Path(workdir)
     is_made = isinstance(experiment, Plan)
@@ -398,8 +402,10 @@ def train_and_evaluate(
 def _play_all(
     experiment: Plan, workdir: Path, notify: Notify, *, tasks: Tasks | None, writable: bool
 ) -> dict[str, list[list[Row]]]:
-    """Plays the runs, first as tasks and then one after another, sends their rows to the config's
-    trackers, and returns label -> the rows of each trial."""
+    """Plays the runs, first as tasks and then one after another, and sends rows to the trackers.
+
+    Returns label -> the rows of each trial.
+    """
     config, configs = experiment.config, {k: run.config for k, run in experiment.runs.items()}
     tracking = Tracking(config, configs, workdir, functools.partial(notify, "warn"))
 
@@ -418,8 +424,7 @@ def _play_all(
 
 
 def _announce(experiment: Plan, workdir: Path, notify: Notify, writable: bool) -> None:
-    """Tells of the data, the run on them and its folder, and warns of a split that may have been
-    meant otherwise."""
+    """Notifies about the data, the run and its folder, and warns of unusual splits."""
     for line in describe(experiment.dataset).lines:
         notify("stage", line)
     doing = "Writing" if writable else "Nothing is written"
@@ -440,9 +445,9 @@ def write_results(
     Args:
       experiment: the experiment.
       shown: the run's entries and their rows.
-      page: the contents of the first table and of the report's head.
+      page: the contents of the first table and of the report's header.
       workdir: the run's folder.
-      warn: called with each line about a map that cannot be drawn.
+      warn: called with a message for each map that cannot be drawn.
 
     Returns:
       The paths of the pictures and of the report.
