@@ -1,5 +1,4 @@
-"""Lines on trouble in the rounds of a run: results that are not finite, outlying uploads, and that
-nothing arrives any more."""
+"""Messages about trouble in a run's rounds: non-finite results, outlying uploads, and silence."""
 
 import operator
 from collections.abc import Hashable, Iterator, Sequence
@@ -11,17 +10,18 @@ from fedjax_ht.simulation.rows import Row, Runs
 from fedjax_ht.simulation.runs import silent
 
 MOST_NAMED = 3
-"""Outlying uploads that a line about a round names."""
+"""Maximum number of outlying uploads that a message about a round names."""
 
 
 def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
-    """Returns one line where nothing arrived in the last rounds of every run: since when, and
-    which uploads were outliers before; None where something arrived.
+    """Explains in one line why an entry stopped; None if any run still received uploads.
+
+    It names the round since which nothing has arrived, and outlying uploads before it.
 
     Args:
       name: the entry's label.
       runs: the entry's runs.
-      rounds: number of rounds in a row that make a silence; None for no number.
+      rounds: number of consecutive rounds without uploads after which runs stop; None for no limit.
     """
     if not rounds or not all(silent(history, rounds) for history in runs):
         return None
@@ -41,12 +41,12 @@ def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
 
 
 def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> str:
-    """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
+    """Lists clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
     (14.8x)".
 
     Args:
       far_off: (id, factor) of each client, see `trust.outliers.size_ratios`.
-      most: clients that are named, those of the largest factors.
+      most: maximum number of clients, those with the largest factors.
     """
     by_factor = operator.itemgetter(1)
     # sorted() is stable: equal factors stay in the order of ids.
@@ -54,14 +54,14 @@ def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> st
     names, unit = [], " the median norm"
     for client, factor in sorted(largest):
         names.append(f"client {int(client)} ({factor:.3g}x{unit})")
-        unit = ""  # said once
+        unit = ""  # only the first client names the unit
     if len(far_off) > most:
         names.append(f"and {len(far_off) - most} more")
     return ", ".join(names)
 
 
 def named(ids: Sequence[int | str], most: int | None = None) -> str:
-    """Names clients: "client 2", or "clients 2, 15"; of more than `most` the first."""
+    """Names clients: "client 2", or "clients 2, 15"; at most the first `most`."""
     clients = listed(list(map(str, ids)), most or len(ids))
     return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
 
@@ -73,11 +73,11 @@ TROUBLES = {
     "refused": "outlying uploads refused, by refuse_outliers: {}",
     "miscounted": "uploads refused, with counts beyond their samples: {}",
 }
-"""Field of a row -> the line on its clients."""
+"""Field of a row -> the message about its clients."""
 
 
 def clients_of(row: Row, key: str) -> list[int]:
-    """Returns the ids of the clients in a field of `TROUBLES`; of the server [0]."""
+    """Returns the ids of the clients in a field of `TROUBLES`; [0] for the server."""
     if key == "server_finite":
         return [] if row.get(key, True) else [0]
     if key == "far_off":
@@ -86,14 +86,13 @@ def clients_of(row: Row, key: str) -> list[int]:
 
 
 class Notes:
-    """Notes on faults in the rounds of a run; each client once a trial and kind."""
+    """Notes on faults in the rounds of a run, once per client, trial and kind."""
 
     def __init__(self):
         self.noted: set[Hashable] = set()
 
     def of(self, label: str, row: Row) -> list[str]:
-        """Returns a line for each kind of trouble that a row has and no earlier row had, mostly
-        none."""
+        """Returns a message for each kind of trouble that is new in a row; mostly none."""
         lines = []
         for key, text in TROUBLES.items():
             new = []
@@ -112,13 +111,13 @@ class Notes:
 
 
 def in_rounds(rows: Sequence[Row]) -> str:
-    """Counts the rounds of rows, which runs share: "in 2 rounds"."""
+    """Counts the distinct rounds of rows of all runs: "in 2 rounds"."""
     count = len(set(values(rows, "round")))
     return f"in {count} rounds" if count > 1 else "in 1 round"
 
 
 def troubles(runs: Runs) -> Iterator[str]:
-    """Yields a line for each kind of trouble in the rounds of an entry, which its runs share."""
+    """Yields a message for each kind of trouble in an entry's rounds, over all its runs."""
     for key, text in TROUBLES.items():
         rows = [row for row in merged(runs) if clients_of(row, key)]
         if not rows:
@@ -131,7 +130,7 @@ def troubles(runs: Runs) -> Iterator[str]:
 
 
 def place_of(label: str, row: Row, trials: int) -> str:
-    """Names an entry's round, and of several trials the trial."""
+    """Names an entry's round, and its trial if there are several."""
     if trials > 1:
         label += f", trial {row['trial']}"
     return f"{label}, round {row['round']}"

@@ -1,8 +1,9 @@
-"""The entries of a table: the settings that their rows share, and reasons against a comparison; and
-report.json, by which a page is made again.
+"""The entries of a table: the settings that their rows share, and reasons against a comparison.
 
-Rows may be unequal: an entry is unfinished, has other rounds, or its folder came from a run with
-another recipe, other data or another split. They are shown, and nothing is concluded from them."""
+Also report.json, from which a page can be rewritten. Rows may be unequal: an entry is unfinished,
+has other rounds, or its folder came from a run with another recipe, other data or another split.
+Such rows are shown, but no conclusion is drawn from them.
+"""
 
 import itertools
 import math
@@ -25,13 +26,15 @@ from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
 
 LEVEL = 0.5
-"""Points below which a headline calls a difference that is no lead level."""
+"""Points of difference below which a headline calls two entries level, if neither leads."""
 
 
 def headline(histories: Mapping[str, Runs], baseline: str) -> str:
-    """States the result of equal rows in a sentence, by the best rounds: the best entry beside the
-    baseline, or beside the next best where the baseline is the best; "" where an entry has no
-    score."""
+    """States the result of equal rows in a sentence, by the best rounds.
+
+    It compares the best entry with the baseline, or with the next best if the baseline is the best.
+    "" if an entry has no score.
+    """
     scores, score = best_scores(histories), score_in(histories)
     means = means_of(scores)
     if any(map(math.isnan, means.values())):
@@ -55,7 +58,7 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
 
 
 def reached(histories: Mapping[str, Runs]) -> str:
-    """States the score of an entry alone; "" where it has none."""
+    """States the score of the only entry; "" if it has none."""
     ((label, scores),), score = best_scores(histories).items(), score_in(histories)
     mean = sum(scores) / len(scores)
     if math.isnan(mean):
@@ -68,8 +71,10 @@ def reached(histories: Mapping[str, Runs]) -> str:
 
 
 def ranking(histories: Mapping[str, Runs]) -> list[str]:
-    """Returns the labels by the mean score over the trials' best rounds, the best first; of equal
-    ones in their order."""
+    """Returns the labels by the mean score over the trials' best rounds, the best first.
+
+    Equal ones keep their order.
+    """
     means, sign = means_of(best_scores(histories)), score_in(histories).sign
 
     def rank(label: str) -> float:
@@ -79,7 +84,7 @@ def ranking(histories: Mapping[str, Runs]) -> list[str]:
 
 
 def winner(histories: Mapping[str, Runs]) -> str | None:
-    """Returns the entry that leads the next best; None where none does."""
+    """Returns the best entry if it leads the next best; else None."""
     if len(histories) < 2:
         return None
     scores = best_scores(histories)
@@ -89,7 +94,7 @@ def winner(histories: Mapping[str, Runs]) -> str | None:
 
 
 MOST_NAMED = 2
-"""Differences that a headline names; the warnings below it have all."""
+"""Number of differences that a headline names; the warnings below it list all."""
 
 
 MIXED = "Different versions of the library or its packages trained the rows."
@@ -99,16 +104,16 @@ class Compared(NamedTuple):
     """The entries of a table.
 
     Attributes:
-      config: the config of the run that the table is of.
-      entries: the entries in the order of the table, those without rows included.
-      histories: label -> runs, of the entries that have an evaluation.
-      unequal: label -> what sets its rows apart from those of the run that the table is of; a label
-        without a line has the rows of that run.
-      shared: a sentence on what all rows share, and in what they differ; "" of one entry alone.
+      config: the config of the table's run.
+      entries: the entries in the order of the table, including those without rows.
+      histories: label -> runs, for entries with an evaluation.
+      unequal: label -> how its rows differ from those of the table's run; labels that are missing
+        have that run's rows.
+      shared: a sentence on what all rows share, and in what they differ; "" for a single entry.
       ended: a sentence on the entries that patience ended before the last round; "" for none.
       made: the date of the last round, and the versions of the library that trained the entries.
       mixed: sentences on different versions of the library, its packages or a user's own code that
-        trained the entries; "" where there is one of each.
+        trained the entries; "" if there is one of each.
     """
 
     config: Config
@@ -127,22 +132,22 @@ class Compared(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """The label of the entry that others are compared with."""
+        """The label of the entry to compare others with."""
         return baseline_of(self.histories)
 
     @property
     def compares(self) -> bool:
-        """True where entries are compared: there are several, and their rows are equal."""
+        """True if there are several entries, and their rows are equal."""
         return len(self.histories) > 1 and not self.unequal
 
     @property
     def winner(self) -> str | None:
-        """The label of the entry that is ahead; None where none is, or rows are unequal."""
+        """The label of the entry that is ahead; None if none is, or rows are unequal."""
         return None if self.unequal else winner(self.histories)
 
     @property
     def headline(self) -> str:
-        """The result in a sentence, or the reasons why the rows have none."""
+        """The result in a sentence, or the reasons against a comparison."""
         reasons = unequal_lines(self.unequal)
         if not reasons:
             sentence = headline(self.histories, self.baseline)
@@ -154,7 +159,7 @@ class Compared(NamedTuple):
 
 
 def unequal_lines(unequal: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for each difference, "fedssa has 6 of 30 rounds"."""
+    """Returns a message for each difference, such as "fedssa has 6 of 30 rounds"."""
     return [f"{label} {reason}" for label, reasons in unequal.items() for reason in reasons]
 
 
@@ -169,7 +174,7 @@ def compared(
     """Compares the settings of the entries' rows.
 
     Args:
-      config: the config of the run that the table is of.
+      config: the config of the table's run.
       entries: the entries of the table.
       identities: label -> the identity that the entry must have.
       histories: label -> runs; none for an entry that has not begun.
@@ -188,7 +193,7 @@ def compared(
         with trusting(False, entry.method):
             identity = read_identity(workdir / entry.folder)
         reasons = _progress(runs, config)
-        if runs or identity is not None:  # else nothing has begun
+        if runs or identity is not None:  # otherwise nothing has begun
             reasons += _origin(identity, identities[label])
         if reasons:
             unequal[label] = reasons
@@ -212,12 +217,12 @@ def compared(
 
 
 def rounds_done(runs: Runs) -> int:
-    """Returns the rounds that all runs have done."""
+    """Returns the rounds that all runs have completed."""
     return min(history[-1]["round"] for history in runs)
 
 
 def _progress(runs: Runs, config: Config) -> list[str]:
-    """Returns how an entry's runs fall short of the config, or go beyond it."""
+    """Describes how an entry's runs fall short of the config, or exceed it."""
     if not are_evaluated(runs):
         return ["has no evaluation yet"]
     done, reasons = rounds_done(runs), []
@@ -229,19 +234,19 @@ def _progress(runs: Runs, config: Config) -> list[str]:
         reason = _reason(runs, config)
         if reason == "silence":
             reasons.append(f"stopped in round {done} of {config.rounds}, since nothing arrived")
-        elif reason is None:  # an end by patience is the end that was asked for
+        elif reason is None:  # patience is an end that the config asks for
             reasons.append(f"has {done} of {config.rounds} rounds")
     return reasons
 
 
 def _reason(runs: Runs, config: Config) -> Reason | None:
-    """Returns why all runs of an entry ended before the last round, None without one reason."""
+    """Returns why all runs of an entry ended before the last round; None without one reason."""
     reasons: set[Reason | None] = {ending_of(config).reason(history) for history in runs}
     return reasons.pop() if len(reasons) == 1 else None
 
 
 def _ended(rounds: Mapping[str, int], histories: Mapping[str, Runs], config: Config) -> str:
-    """Returns a sentence on the entries that patience ended before the last round, "" for none."""
+    """Returns a sentence on the entries that patience ended before the last round; "" for none."""
     early = []
     for label, done in rounds.items():
         if done < config.rounds and _reason(histories[label], config) == "patience":
@@ -251,7 +256,7 @@ def _ended(rounds: Mapping[str, int], histories: Mapping[str, Runs], config: Con
 
 
 def _origin(stored: Identity | None, expected: Identity) -> list[str]:
-    """Returns how an entry's folder differs from that of an entry of the run."""
+    """Describes how the identity in an entry's folder differs from the expected one."""
     if stored is None:
         return ["has no identity"]
     lines = differences(stored, expected)
@@ -259,11 +264,11 @@ def _origin(stored: Identity | None, expected: Identity) -> list[str]:
 
 
 def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> str:
-    """Writes the shared settings: "All rows share data ... and 30 rounds; they differ in ...".
+    """Describes shared settings: "All rows share data ... and 30 rounds; they differ in ...".
 
     Args:
       identities: label -> the entry's identity.
-      rounds: label -> number of rounds that the entry has done.
+      rounds: label -> number of rounds that the entry has completed.
     """
     first = next(iter(identities.values()))
     texts = {
@@ -291,7 +296,7 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
 
 
 def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Returns name -> a line for each name whose value differs: "rounds 6 (fedssa), 30 (local)".
+    """Returns name -> description of each value that differs: "rounds 6 (fedssa), 30 (local)".
 
     Args:
       values: label -> the entry's values by name.
@@ -318,8 +323,8 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def _mixed(identities: Iterable[Identity]) -> list[str]:
-    """Returns a sentence where several versions of the programs trained entries, and one for each
-    file of a user's own that changed."""
+    """Returns a sentence if several versions of the programs trained entries, and one for each
+    changed file of a user's own."""
     seen: dict[str, set[str]] = {}  # program or file -> its versions
     for versions in itertools.chain(*(identity.versions for identity in identities)):
         for name, value in versions.items():
@@ -331,7 +336,7 @@ def _mixed(identities: Iterable[Identity]) -> list[str]:
 
 
 def _made(identities: Iterable[Identity]) -> str:
-    """Writes the last date of the entries and their versions: "2026-11-28, fedjax_ht 0.2.0"."""
+    """Formats the last date of the entries and their versions: "2026-11-28, fedjax_ht 0.2.0"."""
     identities = list(identities)
     dates = sorted(filter(None, (identity.ended for identity in identities)))
     versions = itertools.chain(*(identity.versions for identity in identities))
@@ -343,7 +348,7 @@ def _library(versions: Mapping[str, str]) -> str:
 
 
 def _versions(identity: Identity) -> str:
-    """Writes the programs and machines that trained an entry; "" where they are not known."""
+    """Formats the programs and machines that trained an entry; "" if they are unknown."""
     texts = []
     for versions in identity.versions:
         jax = f"{PACKAGES[0]} {versions[PACKAGES[0]]}"
@@ -360,7 +365,7 @@ class Page(NamedTuple):
     Attributes:
       labels: labels of the entries, in order.
       aim: the target of a comparison's table of costs; None for a run's own table.
-      command: the instructions to repeat the run: command, versions, machine and commit, a line
+      command: the instructions to repeat the run: command, versions, machine and commit, one line
         each.
     """
 
@@ -370,7 +375,7 @@ class Page(NamedTuple):
 
 
 def read_page(workdir: Path) -> Page | None:
-    """Reads a run's report.json; None where there is none, as in a folder of an earlier version.
+    """Reads a run's report.json; None if there is none, as in folders of an earlier version.
 
     Raises:
       ValueError: it is not what a run writes. One line.

@@ -1,5 +1,7 @@
-"""Paragraphs, lists and tables as values, which are written as Markdown, HTML, CSV or for a
-terminal; the formats of cells; and the HTML of a page in the style of page.css."""
+"""Paragraphs, lists and tables as values, with output as Markdown, HTML, CSV or for a terminal.
+
+Also the formats of cells, and the HTML of a page in the style of page.css.
+"""
 
 import base64
 import dataclasses
@@ -15,7 +17,7 @@ from fedjax_ht.lab.files import csv_text
 from fedjax_ht.simulation.rows import Row
 
 MAIN_COLUMNS = 6
-"""Columns that a page shows at once; it folds the others."""
+"""Columns that a page shows at first; it folds the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Table:
 
     Attributes:
       head: titles of the columns; the first column names the rows.
-      rows: cells, each row as long as the head.
-      importance: titles of columns in the order in which they are kept where there is no room for
-        all, most important first. Titles that are missing here come last, in the order of `head`.
+      rows: cells; each row is as long as the head.
+      importance: titles of columns to keep if there is no room for all, the most important first.
+        Titles that are missing here come last, in the order of `head`.
       winner: first cell of the row whose cell in the most important column a page highlights; None
         highlights none. The row may lose in its other columns.
 
@@ -54,7 +56,7 @@ class Table:
                 )
 
     def markdown(self) -> str:
-        """Returns the table in Markdown. Cells are taken to be Markdown and are not escaped."""
+        """Returns the table in Markdown. Cells must be Markdown, and are not escaped."""
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -72,8 +74,10 @@ class Table:
         return self._html(main) + more
 
     def terminal(self, width: int) -> str:
-        """Returns the most important columns that fit into `width` characters, aligned, and below
-        them the titles of the columns left out."""
+        """Returns the most important columns that fit into `width` characters, aligned.
+
+        The titles of the omitted columns follow.
+        """
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows)]
         kept, used = [0], widths[0]
         for column in self._most_important()[1:]:
@@ -89,7 +93,7 @@ class Table:
         return "\n".join(lines)
 
     def _most_important(self) -> list[int]:
-        """Returns the positions of all columns, the most important first."""
+        """Returns the indices of all columns, the most important first."""
         ranks = dict(zip(self.importance, itertools.count()))
 
         def rank(column: int) -> int:
@@ -118,7 +122,7 @@ def _html_row(
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
-    """Joins the cells of a row: the first column to the left, the others to the right."""
+    """Joins the cells of a row: the first column left-aligned, the others right-aligned."""
     padded = [cells[0].ljust(widths[0])]
     padded += [cells[i].rjust(widths[i]) for i in columns[1:]]
     return "  ".join(padded).rstrip()
@@ -131,13 +135,13 @@ def table_of(
     winner: str | None = None,
     missing: str = "-",
 ) -> Table:
-    """Makes a table of rows that need not have the same columns.
+    """Makes a table from rows that need not have the same columns.
 
     Args:
       rows: a row's cells by title.
-      titles: titles of all columns, in order; those without a cell in any row are left out.
+      titles: titles of all columns, in order; those without a cell in any row are omitted.
       importance, winner: the fields of `Table`.
-      missing: the cell of a row that lacks a column which another row has.
+      missing: the cell of a row that lacks a column of another row.
     """
     present = set().union(*rows)
     head = [title for title in titles if title in present]
@@ -155,7 +159,7 @@ def columns_table(
     importance: Sequence[str] = (),
     winner: str | None = None,
 ) -> Table:
-    """Makes a table of columns, by their titles, each of which is called with a row's values; see
+    """Makes a table from columns by title, which are called with a row's values; see
     `table_of`."""
     cells = []
     for row in rows:
@@ -203,12 +207,12 @@ def _with_prefix(count: float, base: int, units: Sequence[str]) -> str:
 
 
 MARKDOWN_WIDTH = 120
-"""Characters of a line of a paragraph in Markdown."""
+"""Characters per line of a paragraph in Markdown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of prose; its line breaks are those of the medium."""
+    """A paragraph of prose, wrapped for the medium."""
 
     text: str
 
@@ -235,7 +239,7 @@ class Bullets:
         return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in self.items)}</ul>"
 
     def terminal(self, width: int) -> str:
-        del width  # a terminal wraps long items, and copies them whole
+        del width  # a terminal wraps long items itself, and copies them without line breaks
         return self.markdown()
 
 
@@ -261,7 +265,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
-    """Blocks that a page hides behind a title; elsewhere they stand there without it."""
+    """Blocks that a page hides behind a title; other media show them without it."""
 
     title: str
     blocks: "Sequence[Block]"
@@ -280,7 +284,7 @@ Block = Paragraph | Bullets | Folded | Document | Table
 
 
 def folded(title: str, content: str) -> str:
-    """Returns HTML that shows `content`, HTML itself, at a click on the title."""
+    """Returns HTML that shows `content`, also HTML, on a click on the title."""
     return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
 
 
@@ -290,7 +294,7 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def page(title: str, headline: str, lead: Sequence[str], sections: Mapping[str, str]) -> str:
-    """Returns the page; sections without content are left out.
+    """Returns the HTML of a page; sections without content are omitted.
 
     Args:
       title: the title of the browser's tab.
@@ -324,17 +328,17 @@ def warning_box(lines: Sequence[str]) -> str:
 
 
 def figure(svg: bytes, name: str, text: str) -> str:
-    """Returns a figure of the content of an SVG file with its caption.
+    """Returns a figure with the content of an SVG file and its caption.
 
     Args:
-      svg: the content, which becomes part of the page as an image of its own, so that the names
-        within two of them do not meet.
-      name: the text for readers who cannot see it.
+      svg: the content, embedded as a separate image, so that names within two of them do not
+        clash.
+      name: alternative text for readers who cannot see it.
       text: the caption.
     """
     shown = image(svg, "svg+xml", name, "drawing")
     width = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', svg)
-    # on a small screen it scrolls instead of shrinking its words
+    # on a small screen it scrolls instead of shrinking its text
     is_wide = width is not None and float(width[1]) > WIDE
     size = ' class="wide"' if is_wide else ""
     below = f"<figcaption>{html.escape(text)}</figcaption>"
@@ -342,12 +346,12 @@ def figure(svg: bytes, name: str, text: str) -> str:
 
 
 def image(data: bytes, kind: str, description: str, style: str = "") -> str:
-    """Returns an image whose data are part of the page.
+    """Returns an image whose data are embedded in the page.
 
     Args:
       data: the image file.
       kind: the MIME subtype, such as "png".
-      description: the text for readers who cannot see it.
+      description: alternative text for readers who cannot see it.
       style: the CSS class; "" for none.
     """
     encoded = base64.b64encode(data).decode()

@@ -1,5 +1,7 @@
-"""Maps of features: the same test images by a few clients' models after the last round, in two
-dimensions. Features are computed once and kept beside the checkpoints."""
+"""Maps of features: a few clients' models on the same test images, in two dimensions.
+
+Features are computed once, after the last round, and stored beside the checkpoints.
+"""
 
 import importlib.util
 import itertools
@@ -24,9 +26,9 @@ from fedjax_ht.lab.runs.plan import Plan, Run
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
-CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
+CLIENTS, CLASSES, IMAGES = 6, 10, 120  # maxima of each entry's map
 COLOURS = matplotlib.color_sequences["petroff10"]
-"""A colour for each class; Petroff's ten, chosen so that the colour-blind tell them apart."""
+"""A colour for each class; Petroff's ten, which the colour-blind can distinguish."""
 
 Projection = Callable[[np.ndarray], np.ndarray]  # float [n, K] -> float [n, 2]
 Colours = dict[int, Any]  # class -> RGB
@@ -36,11 +38,11 @@ class FeatureMap(NamedTuple):
     """Features of one entry's clients in the first trial.
 
     Attributes:
-      round: number of rounds done.
+      round: number of completed rounds.
       labels: int32 [n], the images' classes.
       clients: int32 [m], ids.
-      trains_on: bool [m, C], the classes that a client has training images of.
-      features: one array a client, float32 [n, K]; K may differ between architectures.
+      trains_on: bool [m, C], the classes of each client's training images.
+      features: one array per client, float32 [n, K]; K may differ between architectures.
       prototypes: float32 [p, K], the server's prototypes; p is 0 without any.
       prototype_labels: int32 [p], their classes.
     """
@@ -63,15 +65,16 @@ def remember_map(
     write: bool,
     warn: Callable[[str], None],
 ) -> None:
-    """Brings a run's features.npz up to the state's round; nothing happens where it is, where
-    the method has no features, or where the config draws no maps.
+    """Updates a run's features.npz to the state's round.
+
+    Does nothing if it is up to date, the method has no features, or the config draws no maps.
 
     Args:
       run: the run.
       simulation, state: the simulation of one of its runs, and the state to map.
       folder: the entry's folder.
-      write: True in the process that writes; every process of a run makes the call.
-      warn: called with the reason where there is no map.
+      write: True in the process that writes; every process of a run must make the call.
+      warn: called with the reason if the map cannot be computed.
     """
     if run.config.report.maps == "none" or run.method.view.features is None:
         return
@@ -80,7 +83,7 @@ def remember_map(
         return
     try:
         computed = feature_map(run, simulation, state)
-    except Exception as error:  # of a user's method; no picture is worth the end of a run
+    except Exception as error:  # e.g. of a user's method; a missing picture must not end a run
         reason = str(error).partition("\n")[0]
         warn(f"{run.label}: no map of its features ({type(error).__name__}: {reason})")
         return
@@ -89,7 +92,7 @@ def remember_map(
 
 
 def feature_map(run: Run, simulation: Simulation, state: SimulationState) -> FeatureMap | None:
-    """Computes the map of a run's state; None where no client has test images."""
+    """Computes the map of a run's state; None if no client has test images."""
     dataset, partition, method = run.dataset, run.partitions[0], run.method
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
     clients = shown_clients(run.federation, counts)
@@ -115,8 +118,10 @@ def feature_map(run: Run, simulation: Simulation, state: SimulationState) -> Fea
 
 
 def shown_clients(federation: Federation, counts: np.ndarray) -> list[int]:
-    """Chooses up to `CLIENTS` ids, ascending, of as many architectures as there are; clients with
-    training images, of which `counts` has int [clients, C], go first."""
+    """Chooses up to `CLIENTS` ids, ascending, from as many architectures as possible.
+
+    Clients with training images, counted in int [clients, C] `counts`, come first.
+    """
     trained = counts.sum(1) > 0
     members = [federation.members(bucket) for bucket in federation.buckets]
     # The first client of each bucket, then the second of each, and so on.
@@ -127,8 +132,10 @@ def shown_clients(federation: Federation, counts: np.ndarray) -> list[int]:
 
 
 def shown_images(labels: np.ndarray, partition: Partition, weight: np.ndarray) -> np.ndarray:
-    """Draws up to `IMAGES` of all clients' test images, as many of each of up to `CLASSES` classes:
-    those of the largest `weight` [C]. Returns their indices."""
+    """Draws up to `IMAGES` of all clients' test images, and returns their indices.
+
+    It draws equally many of up to `CLASSES` classes: those with the largest `weight` [C].
+    """
     tested = np.unique(np.concatenate([client.test for client in partition]))
     pool = np.random.default_rng(0).permutation(tested)
     present = np.bincount(labels[pool], minlength=len(weight)) > 0
@@ -139,7 +146,7 @@ def shown_images(labels: np.ndarray, partition: Partition, weight: np.ndarray) -
 
 
 def save_map(feature_map: FeatureMap, folder: Path) -> None:
-    """Writes features.npz; without pickle, whole or not at all."""
+    """Writes features.npz atomically, without pickle."""
     arrays = feature_map._asdict()
     for i, features in enumerate(arrays.pop("features")):
         arrays[f"features_{i}"] = features
@@ -148,7 +155,7 @@ def save_map(feature_map: FeatureMap, folder: Path) -> None:
 
 
 def load_map(folder: Path) -> FeatureMap | None:
-    """Reads a map that `save_map` wrote; None where there is none, or none that can be read."""
+    """Reads a map that `save_map` wrote; None if it is missing or unreadable."""
     try:
         with opened_npz(folder / MAP) as file:
             names = [name for name in FeatureMap._fields if name != "features"]
@@ -162,7 +169,7 @@ def load_map(folder: Path) -> FeatureMap | None:
 
 
 def _is_map(found: FeatureMap) -> bool:
-    """Returns whether arrays of a file fit together as `FeatureMap` has them."""
+    """Returns whether arrays from a file are consistent with `FeatureMap`."""
     whole = (found.labels, found.clients, found.prototype_labels)
     if not all(x.ndim == 1 and x.dtype.kind == "i" and np.all(x >= 0) for x in whole):
         return False
@@ -187,13 +194,13 @@ def principal(rows: np.ndarray) -> tuple[Projection, float]:
 
     Returns:
       The projection, float [m, K] -> float [m, 2], and the two directions' share of the variance,
-      in [0, 1]; 0 where nothing varies.
+      in [0, 1]; 0 if nothing varies.
     """
     mean = rows.mean(0, dtype=np.float64)
     _, lengths, axes = np.linalg.svd(rows - mean, full_matrices=False)
     directions = np.zeros((2, rows.shape[1]))
     directions[: len(axes)] = axes[:2]
-    # Directions are given up to their sign: the largest entry of each is made positive.
+    # Directions are unique up to their sign: the largest entry of each is made positive.
     largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], 1)
     directions *= np.where(largest < 0, -1, 1)
     total = (lengths**2).sum()
@@ -205,12 +212,12 @@ def principal(rows: np.ndarray) -> tuple[Projection, float]:
 
 
 def tsne(rows: np.ndarray) -> np.ndarray:
-    """Embeds rows, float [n, K], by scikit-learn's t-SNE."""
+    """Embeds rows, float [n, K], with scikit-learn's t-SNE."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # scikit-learn requires it
 
     perplexity = min(30.0, (len(rows) - 1) / 3)
-    # So few rows are no work for several threads, which on busy cores wait for each other.
+    # So few rows do not pay for several threads, which on busy cores wait for each other.
     with threadpool_limits(limits=1):
         return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)
 
@@ -218,8 +225,10 @@ def tsne(rows: np.ndarray) -> np.ndarray:
 def write_maps(
     folders: Mapping[str, Path], experiment: Plan, warn: Callable[[str], None] = print
 ) -> list[Path]:
-    """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it;
-    returns the paths of the PNGs."""
+    """Draws the map of every entry that has one as features.png and .svg in its folder.
+
+    Returns the paths of the PNGs.
+    """
     pictures = []
     for folder in folders.values():
         stored = load_map(folder)
@@ -230,14 +239,16 @@ def write_maps(
 
 
 def one_space(feature_map: FeatureMap) -> bool:
-    """Returns whether the clients' features can be in one picture."""
+    """Returns whether the clients' features can be shown in one picture."""
     widths = {features.shape[1] for features in feature_map.features}
     return len(widths) == 1 and all(np.isfinite(rows).all() for rows in feature_map.features)
 
 
 def placed(rows: np.ndarray, warn: Callable[[str], None]) -> tuple[str, np.ndarray]:
-    """Returns the name of an embedding, and the places of rows in it, float [n, 2]: t-SNE where
-    scikit-learn is installed, else PCA. No picture is worth the end of a run."""
+    """Returns the name of an embedding, and the positions of rows in it, float [n, 2].
+
+    It is t-SNE if scikit-learn is installed and succeeds, else PCA: no picture should end a run.
+    """
     if importlib.util.find_spec("sklearn"):
         try:
             return "t-SNE", tsne(rows)
@@ -251,14 +262,17 @@ def placed(rows: np.ndarray, warn: Callable[[str], None]) -> tuple[str, np.ndarr
 def feature_picture(
     feature_map: FeatureMap, class_names: Sequence[str], warn: Callable[[str], None] = print
 ) -> Figure:
-    """Draws all clients of a map in one space: images as points, a client's mean of each class that
-    it trains on as its marker, and the server's prototypes as stars."""
+    """Draws all clients of a map in one space.
+
+    Images are points, a client's mean of each class that it trains on is its marker, and the
+    server's prototypes are stars.
+    """
     labels, clients = feature_map.labels, len(feature_map.clients)
     classes = np.unique(labels).tolist()
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(classes)}
     title, places = placed(np.concatenate([*feature_map.features, feature_map.prototypes]), warn)
     figure, axes = subplots(figsize=(8.4, 5.2))
-    axes.set(xticks=[], yticks=[])  # the directions have no meaning of their own, and one unit
+    axes.set(xticks=[], yticks=[])  # the directions have no meaning, and a common unit
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(title, fontsize=9)
     points, stars = np.split(places, [clients * len(labels)])

@@ -1,5 +1,8 @@
-"""Pictures of a run: accuracy against rounds and costs, accuracy of each client and its spread, the
-(first) split, and images of the server."""
+"""Pictures of a run.
+
+They show accuracy against rounds and costs, the accuracy of each client and its spread, the (first)
+split, and images of the server.
+"""
 
 import io
 import itertools
@@ -25,7 +28,7 @@ from fedjax_ht.simulation.rows import History, Runs, evaluated, score_of
 
 AT_BEST = " at the best round"
 MARKS = 10  # small marks on a curve, about
-EARLY = 0.3  # share of the rounds whose accuracies and differences may leave their panel
+EARLY = 0.3  # share of the rounds, from the first, whose values may leave their panel
 
 
 def axis_label(score: Score, of: str = ", mean over clients") -> str:
@@ -34,18 +37,18 @@ def axis_label(score: Score, of: str = ", mean over clients") -> str:
 
 
 def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) -> Figure:
-    """Draws mean accuracy over clients against rounds, one line an entry, its best round marked;
-    beside it its difference to the baseline, and against simulated seconds where devices are
-    simulated.
+    """Draws mean accuracy over clients against rounds, one line per entry, its best round marked.
 
-    Several trials: their mean, and a band from the lowest to the highest.
+    Further panels show the difference to the baseline and, if devices are simulated, accuracy
+    against simulated seconds. Several trials have a line for their mean, and a band from the lowest
+    to the highest.
 
     Args:
       histories: label of an entry -> its runs.
-      baseline: label of the entry that the others are compared with; None compares none.
+      baseline: label of the entry to compare the others with; None compares none.
     """
     extra = [baseline is not None, has_clock(histories)].count(True)
-    few = len(histories) <= FEW  # whose legend lies within the axes
+    few = len(histories) <= FEW  # then the legend lies within the axes
     width = (11 if extra else 6.4) + (0 if few else 2)
     figure, panels = subplots(1, 1 + extra, figsize=(width, 4), squeeze=False)
     first, *further = panels[0]
@@ -61,8 +64,11 @@ def accuracy_curves(histories: Mapping[str, Runs], baseline: str | None = None) 
 
 
 def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -> None:
-    """Draws each entry's accuracy minus the baseline's, trial by trial, at the rounds in which both
-    are evaluated: the mean over trials, and a band from the lowest to the highest."""
+    """Draws each entry's accuracy minus the baseline's, trial by trial.
+
+    At the rounds in which both are evaluated, it shows the mean over trials, and a band from the
+    lowest to the highest.
+    """
     looks, beyond = styles(histories), []
     axes.axhline(0, lw=1.8, label=baseline, color=looks[baseline]["color"])
     for name, runs in histories.items():
@@ -70,7 +76,7 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
             continue
         rounds, points = paired_points(runs, histories[baseline])
         draw_mean(axes, rounds, points, label=name, **looks[name] | {"marker": ""})
-        # the first rounds differ by tens of points, beside which the later ones would be a line
+        # the first rounds differ by tens of points, which would flatten the later ones
         beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
     span, score = np.concatenate([[0.0], *beyond]), score_in(histories)
     margin = max(0.5 if score.is_share else 0, 0.1 * np.ptp(span))
@@ -81,8 +87,8 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
 
 
 def draw_mean(axes: Axes, places: np.ndarray, of_runs: np.ndarray, **look: Any) -> None:
-    """Draws the mean over runs, and of several a band from the lowest to the highest; `of_runs` is
-    float [runs, places]."""
+    """Draws the mean over runs, float [runs, places]; for several, also a band from the lowest to
+    the highest."""
     axes.plot(places, of_runs.mean(0), lw=1.8, **look)
     if len(of_runs) > 1:
         low, high = of_runs.min(0), of_runs.max(0)
@@ -100,8 +106,8 @@ def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
     """Subtracts a baseline's scores, trial by trial, at the rounds in which both are evaluated.
 
     Returns:
-      Rounds, int [evaluations], and differences, above 0 where `runs` are better, float [trials,
-      evaluations]; of shares in percentage points.
+      Rounds, int [evaluations], and differences, above 0 if `runs` are better, float [trials,
+      evaluations]; for shares in percentage points.
     """
     points, score = [], score_in({"": runs})
     rounds: list[int] = []
@@ -115,8 +121,8 @@ def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def costs(histories: Mapping[str, Runs]) -> Figure:
-    """Draws accuracy against the costs until then, of all clients together: bytes both ways,
-    training FLOPs, seconds."""
+    """Draws accuracy against the costs so far of all clients together: bytes both ways, training
+    FLOPs, seconds."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "FLOPs of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, operations, seconds), labels):
@@ -144,7 +150,7 @@ def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
 
 
 def scale_bytes(axes: Axes, histories: Mapping[str, Runs]) -> None:
-    """Scales an axis of bytes by orders of magnitude, where anything was sent."""
+    """Gives an axis of bytes a logarithmic scale, if anything was sent."""
     if not any(map(wire_bytes, rows_of_all(histories))):
         return
     axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
@@ -159,18 +165,20 @@ def _plain(value: float, _: int) -> str:
 
 
 def until_evaluations(history: History, spent: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sums the costs of rounds until each evaluation of a run; `spent` is by row."""
+    """Sums the costs of rounds up to each evaluation of a run; `spent` is by row."""
     return np.cumsum(spent)[[score_of(row) in row for row in history]]
 
 
 def operations(history: History) -> np.ndarray:
-    """Returns the FLOPs of all clients' training until each evaluation of a run."""
+    """Returns the FLOPs of all clients' training up to each evaluation of a run."""
     return until_evaluations(history, [row.get("flops", 0.0) for row in history])
 
 
 def seconds(history: History) -> np.ndarray:
-    """Returns the seconds of rounds, without evaluations, until each evaluation of a run. The first
-    round, which compiles, counts as the median of the others, where there are any."""
+    """Returns the seconds of rounds, without evaluations, up to each evaluation of a run.
+
+    The first round, which compiles, counts as the median of the others, if there are any.
+    """
     rounds = np.array(values(history, "round"))
     spent = np.array(values(history, "seconds_round"))
     if (rounds > 1).any():
@@ -179,12 +187,12 @@ def seconds(history: History) -> np.ndarray:
 
 
 def simulated_seconds(history: History) -> list[float]:
-    """Returns the seconds of rounds on the clients' devices until each evaluation of a run."""
+    """Returns the seconds of rounds on the clients' devices up to each evaluation of a run."""
     return [row.get("simulated_clock", 0.0) for row in evaluated(history)]
 
 
 def mebibytes_sent(history: History) -> np.ndarray:
-    """Returns the MiB sent both ways until each evaluation of a run."""
+    """Returns the MiB sent both ways up to each evaluation of a run."""
     return until_evaluations(history, list(map(wire_bytes, history))) / 2**20
 
 
@@ -199,8 +207,8 @@ def draw_accuracy(
     Args:
       axes: the axes to draw on.
       histories: label of an entry -> its runs.
-      position: rows of a run -> where its evaluations lie; the mean over runs is taken.
-      score: the score that is drawn; None for that of the rows.
+      position: rows of a run -> coordinates of its evaluations, which are averaged over runs.
+      score: the score to draw; None for that of the rows.
     """
     looks, score = styles(histories), score or score_in(histories)
     for i, (name, runs) in enumerate(histories.items()):
@@ -209,12 +217,12 @@ def draw_accuracy(
         scores = score.factor * scores
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
-        if not places.any():  # an entry that has sent nothing has no place on a log scale
+        if not places.any():  # an entry that sent nothing has no position on a log scale
             top = mean[(score.sign * mean).argmax()]
             axes.axhline(top, label=name, lw=1.8, color=colour, ls="--")
             continue
         every = max(1, len(places) // MARKS)
-        # Marks of neighbouring entries start at different evaluations, so that they do not meet.
+        # Marks of neighbouring entries start at different evaluations, so that they do not overlap.
         draw_mean(axes, places, scores, label=name, markevery=(i % every, every), ms=4, **look)
         best = (score.sign * mean).argmax()
         mark = {"color": colour, "ms": 9, "mfc": "white", "mew": 1.8}
@@ -224,8 +232,10 @@ def draw_accuracy(
 
 
 def late_range(histories: Mapping[str, Runs], score: Score) -> tuple[float, float]:
-    """Returns the range of a score, as it is shown, after the first rounds, and of each run's best;
-    of few rounds the range of all."""
+    """Returns the range of a score, as shown, after the first rounds, including each run's best.
+
+    With few rounds, it is the range of all.
+    """
     last = max(values(rows_of_all(histories), "round"))
     first = EARLY * last if last > 3 else 0
     late = values([row for row in rows_of_all(histories) if row["round"] >= first], score.key)
@@ -236,9 +246,9 @@ def late_range(histories: Mapping[str, Runs], score: Score) -> tuple[float, floa
     return late.min() - margin, late.max() + margin
 
 
-WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
-ROOM = 50  # clients that are shown one by one
-NAMED = 30  # classes, and no more, whose names stand beside a split
+WIDE = 11  # inches: a page would shrink wider pictures until their text is too small
+ROOM = 50  # clients up to which each is shown separately
+NAMED = 30  # classes up to which names are written beside a split
 
 
 def write_plots(
@@ -247,8 +257,10 @@ def write_plots(
     partition: Partition,
     workdir: Path | str,
 ) -> list[Path]:
-    """Writes accuracy, costs, clients, spread and split below `workdir`/plots as PNG, SVG and PDF;
-    returns the paths of the PNGs."""
+    """Writes accuracy, costs, clients, spread and split to `workdir`/plots as PNG, SVG and PDF.
+
+    Returns the paths of the PNGs.
+    """
     histories = shown.histories
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
     figures = {
@@ -263,9 +275,11 @@ def write_plots(
 
 
 def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
-    """Draws the accuracy of every client at the entry's best round, mean over trials, ordered by
-    the first entry's accuracy; of more clients than have room, each entry's own from worst to
-    best."""
+    """Draws every client's accuracy at the entry's best round, averaged over trials.
+
+    Clients are ordered by the first entry's accuracy. If there are too many to show separately,
+    each entry's own clients are ordered from worst to best.
+    """
     values = {name: mean_of_clients(runs) for name, runs in histories.items()}
     first, score = next(iter(values.values())), score_in(histories)
     order = np.argsort(np.nan_to_num(score.sign * first, nan=-np.inf), kind="stable")
@@ -289,20 +303,22 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
     axes.set_xlabel("client id" if one_by_one else "clients, from worst to best (%)")
     axes.set_ylabel(axis_label(score, AT_BEST))
     axes.grid(alpha=0.3)
-    legend(axes, FEW + 1)  # points are everywhere within the axes
+    legend(axes, FEW + 1)  # beside the axes, which have points everywhere
     return figure
 
 
 def client_spread(histories: Mapping[str, Runs]) -> Figure:
-    """Draws how accuracy is spread over clients at the entry's best round (mean over trials): a box
-    from the lower to the upper quartile with the median, whiskers to the furthest client within 1.5
-    box heights, the others as dots, and the mean as a triangle."""
+    """Draws the spread of accuracy over clients at the entry's best round, averaged over trials.
+
+    A box spans the quartiles with the median, whiskers reach to the furthest client within 1.5 box
+    heights, other clients are dots, and the mean is a triangle.
+    """
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     boxes = []
     for runs in histories.values():
         accuracy = mean_of_clients(runs)
         boxes.append(accuracy[~np.isnan(accuracy)])
-    # Greys, since each colour is that of an entry in the other figures.
+    # Grey, since in the other figures each colour belongs to an entry.
     grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}
     axes.boxplot(
         boxes,
@@ -313,31 +329,32 @@ def client_spread(histories: Mapping[str, Runs]) -> Figure:
         medianprops={"color": "0.35", "linewidth": 2},
         meanprops={"marker": "^", **grey},
     )
-    axes.invert_yaxis()  # the first on top
+    axes.invert_yaxis()  # the first entry on top
     axes.set(xlabel=axis_label(score_in(histories), " of a client at the best round"))
     axes.grid(alpha=0.3, axis="x")
     return figure
 
 
 def evaluated_ids(runs: Runs) -> Sequence[int]:
-    """Returns the ids of the evaluated clients, which are those of all runs of an entry."""
+    """Returns the ids of the evaluated clients, the same in all runs of an entry."""
     row = best(runs[0]).on_test
     return row.get("client_ids", range(len(row["clients"])))
 
 
 def mean_of_clients(runs: Runs) -> np.ndarray:
-    """Returns the score of each evaluated client at the best round, mean over the runs, shares in
-    percent; NaN for clients without a score."""
+    """Returns each evaluated client's score at the best round, averaged over runs.
+
+    Shares are in percent; clients without a score have NaN.
+    """
     scores = [np.array(best(history).on_test["clients"], np.float64) for history in runs]
     counts = np.sum(~np.isnan(scores), axis=0)
-    # nanmean would warn of clients without a score in any trial.
+    # nanmean would warn about clients without a score in any trial.
     factor = score_in({"": runs}).factor
     return np.where(counts > 0, factor * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Draws the training samples of every class (rows) at every client (columns) as cells, the
-    darker the more samples.
+    """Draws the training samples of every class (rows) at every client (columns); darker is more.
 
     Args:
       counts: int [clients, classes].
@@ -357,8 +374,9 @@ def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
 
 
 def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
-    """Draws titled blocks of images, enlarged without smoothing, the first of each class with its
-    name above.
+    """Draws titled blocks of images, enlarged without smoothing.
+
+    The first image of each class has its name above.
 
     Args:
       blocks: title -> images, float [n, H, W, 1 or 3] in [0, 1]; image i is of class i mod the
@@ -389,8 +407,8 @@ COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
     *("#832DB6", "#A96B59", "#717581"),
 )
-"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white,
-and without the black, which is local training's; and three of Petroff's."""
+"""Okabe and Ito's, which the colour-blind can distinguish, and three of Petroff's. Without the
+yellow, which is faint on white, and without the black, which is local training's."""
 BLACK = "#000000"
 MARKERS = "osD^vP*X"
 DASHES = (
@@ -405,23 +423,22 @@ DASHES = (
 )
 VECTOR = ("svg", "pdf")
 TIMELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""Metadata without the time, so that the same figure is the same file."""
-FEW = 4  # entries whose legend lies within the axes
+"""Metadata without the time, so that equal figures are equal files."""
+FEW = 4  # entries up to which the legend lies within the axes
 
 
 def subplots(*grid: int, **options: Any) -> tuple[Figure, Any]:
-    """Returns a figure and its axes. It belongs to no window, and the caller's matplotlib backend
-    stays what it is."""
+    """Returns a figure and its axes, without a window or a change of the matplotlib backend."""
     figure = Figure(figsize=options.pop("figsize"), layout="constrained")
     return figure, figure.subplots(*grid, **options)
 
 
 def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Returns colour, line and marker of each entry, by its label.
+    """Returns colour, line and marker of each entry by label.
 
-    A method has its own colour in every report, local training black. Where two have the same, the
-    later method takes the next that is free, whatever the order of the entries; a colour that is
-    used again comes with another line. Markers tell neighbours apart as well.
+    A method has the same colour in every report, local training black. If two methods share a
+    colour, the later one takes the next free colour, whatever the order of the entries. A colour
+    that is used again comes with another line. Markers also distinguish neighbours.
     """
     looks: dict[str, dict[str, Any]] = {}
     taken: set[int] = set()
@@ -442,8 +459,8 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _by_method(labels: Iterable[str]) -> list[str]:
-    """Returns labels in an order that does not depend on theirs: methods by their numbers, and
-    behind all of them further entries of the same methods."""
+    """Returns labels in a canonical order: methods by their numbers, then further entries of the
+    same methods."""
     first, variants = {}, []
     for label in sorted(labels, key=lambda label: (number_of(method_of(label)), len(label), label)):
         if method_of(label) in first:
@@ -460,9 +477,9 @@ def legend(axes: Axes, entries: int) -> None:
 
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
-    """Writes a figure as PNG, and beside it in the formats `also`. All text is drawn as it is."""
+    """Writes a figure as PNG, and beside it in the formats `also`. Text is drawn verbatim."""
     layout = figure.get_layout_engine()
-    # The axes stay where the PNG has them: an engine, also "none", has each format drawn twice.
+    # Keeps the axes of the PNG: an engine, even "none", would lay out each format again.
     without: Any = {"figure.autolayout": False, "figure.constrained_layout.use": False}
     for kind in ("png", *also):
         write_whole(path.with_suffix(f".{kind}"), rendered(figure, kind))
@@ -473,13 +490,13 @@ def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
-    """Returns a figure as the content of a file: "png", "svg" or "pdf"."""
-    # A class may be called "$5$", which is no formula: neither in the text that there is nor in the
-    # ticks that drawing adds.
+    """Returns a figure as the content of a "png", "svg" or "pdf" file."""
+    # A class may be called "$5$", which is not a formula. This covers the existing text, and
+    # the rc parameter the ticks that drawing adds.
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     file = io.BytesIO()
-    # Names within an SVG are random without a salt.
+    # Without a salt, names within an SVG are random.
     with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht", "text.parse_math": False}):
         figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))
     return file.getvalue()

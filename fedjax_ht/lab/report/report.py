@@ -1,6 +1,7 @@
 """The result of a run as text and as report.html: tables, warnings, pictures and how to repeat it.
 
-The page is one file that needs no network."""
+The page is a single file that needs no network.
+"""
 
 import datetime
 import html
@@ -40,21 +41,23 @@ from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import Runs, evaluated
 
 FAR = 3  # Tukey's "far out", in lengths of the box
-LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
+LEAST_POINTS = 5.0  # minimum distance of a far client from the box, in percentage points
 SECONDS = ("seconds_round", "seconds_evaluation")
 MOST_NAMED = 5  # clients
-FALL = 0.03  # of accuracy, from the best round to the last
+FALL = 0.03  # drop of accuracy from the best round to the last
 
 
 def to_watch(shown: Compared) -> list[str]:
-    """Returns the lines that a reader of a result should not miss: how rows are unequal, settings
-    that were searched on other data, and `warnings`."""
+    """Returns the warnings that a reader of a result should not miss.
+
+    They are about unequal rows, settings searched on other data, and troubles (`warnings`).
+    """
     return [*unequal_lines(shown.unequal), *searched(shown), *warnings(shown.histories)]
 
 
 def searched(shown: Compared) -> list[str]:
-    """Returns a line for the entries whose settings were searched on other data, another split or
-    other models."""
+    """Returns a message for the entries whose settings were searched on other data, another split
+    or other models."""
     labels: dict[str, list[str]] = {}
     for entry in shown.entries:
         if origin := elsewhere(entry, shown.config):
@@ -63,7 +66,7 @@ def searched(shown: Compared) -> list[str]:
 
 
 def warnings(histories: Mapping[str, Runs]) -> list[str]:
-    """Returns a line for each trouble of the entries' rounds."""
+    """Returns a message for each trouble in the entries' rounds."""
     lines = []
     for label, runs in histories.items():
         for check in (troubles, late, collapsed, far_clients, falls):
@@ -73,7 +76,7 @@ def warnings(histories: Mapping[str, Runs]) -> list[str]:
 
 
 def late(runs: Runs) -> Iterator[str]:
-    """Yields a line where uploads missed the deadline."""
+    """Yields a message if uploads missed the deadline."""
     rows = reporting(merged(runs), "late")
     if rows:
         clients = named(sorted(set().union(*values(rows, "late"))))
@@ -83,7 +86,7 @@ def late(runs: Runs) -> Iterator[str]:
 
 
 def collapsed(runs: Runs) -> Iterator[str]:
-    """Yields a line where accuracy fell back to that of the untrained federation."""
+    """Yields a message if accuracy fell back to that of the untrained federation."""
     for history in runs:
         divergence = Divergence(None)
         for row in history:
@@ -93,8 +96,8 @@ def collapsed(runs: Runs) -> Iterator[str]:
 
 
 def far_clients(runs: Runs) -> Iterator[str]:
-    """Yields a line for clients whose score at the best round is far worse than the quartiles of
-    all clients, and one for clients far better."""
+    """Yields a message for clients whose score at the best round is far below the quartiles of all
+    clients, and one for clients far above."""
     accuracy, score = mean_of_clients(runs), score_in({"": runs})
     if np.isnan(accuracy).all():
         return
@@ -109,7 +112,7 @@ def far_clients(runs: Runs) -> Iterator[str]:
 
 
 def falls(runs: Runs) -> Iterator[str]:
-    """Yields a line where the last round is far below the best, on average over runs."""
+    """Yields a message if the last round is far below the best, on average over runs."""
     drops, score = [], score_in({"": runs})
     for history in runs:
         scores = values(history, score.key) if score.is_share else []
@@ -123,7 +126,7 @@ PROGRAM = "fedjax-ht"
 
 
 def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
-    """Describes the federation and how entries train, in a few sentences.
+    """Describes the federation and the training of entries in a few sentences.
 
     Args:
       experiment: the experiment.
@@ -147,7 +150,7 @@ def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
 
 
 def participation(config: Config) -> str:
-    """Says which share of the clients takes part in a round; "" where all do."""
+    """Describes the share of the clients that take part in a round; "" if all do."""
     text = ""
     if config.participation != 1:
         text += f", of whom {100 * config.participation:.3g} % take part in a round"
@@ -157,7 +160,7 @@ def participation(config: Config) -> str:
 
 
 def holdings(experiment: Plan) -> str:
-    """Says how many samples a client trains and tests on, in the first trial."""
+    """Describes how many samples a client trains and tests on, in the first trial."""
     dataset, partition = experiment.dataset, experiment.partitions[0]
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
     tests = np.array([len(client.test) for client in partition])
@@ -206,8 +209,7 @@ def trained(experiment: Plan, labels: Sequence[str]) -> str:
 
 
 def repeat() -> str:
-    """Returns how to repeat this run: the command, the library, packages and machine, a line
-    each."""
+    """Returns how to repeat this run: command, library, packages and machine, one line each."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     arguments = shlex.join(sys.argv[1:])
     command = "a call from Python"
@@ -219,20 +221,22 @@ def repeat() -> str:
 
 
 def results(shown: Compared, aim: Aim | None) -> Document:
-    """Makes the first table: of a comparison with the cost of an accuracy, else of a run."""
+    """Makes the first table: with the costs of a comparison, or else the results of a run."""
     if aim is None:
         return run_results(shown.histories, shown.winner)
     return costs(shown.histories, aim, shown.winner)[-1]
 
 
 def remarks(shown: Compared) -> list[str]:
-    """Returns the sentences below the first table: settings that all rows share, and entries that
-    ended early."""
+    """Returns the sentences below the first table.
+
+    They are about the settings that all rows share, and entries that ended early.
+    """
     return [sentence for sentence in (shown.shared, shown.ended) if sentence]
 
 
 def comparisons(shown: Compared) -> Document:
-    """Makes the tables of the entries beside the baseline; empty where nothing is compared."""
+    """Makes the tables that compare entries with the baseline; empty without a comparison."""
     if not shown.compares:
         return Document()
     return Document([differences_to(shown.baseline, shown.histories), gain_table(shown.histories)])
@@ -244,8 +248,11 @@ def entry_settings(shown: Compared) -> Bullets:
 
 
 def text_of(shown: Compared, aim: Aim | None) -> Document:
-    """Makes the text that a command prints: the result in a sentence, warnings, tables, the
-    settings that all rows share, and each entry's."""
+    """Makes the text that a command prints.
+
+    It has the result in a sentence, warnings, tables, the settings that all rows share, and each
+    entry's settings.
+    """
     blocks: list[Block] = []
     if sentence := shown.headline:
         blocks.append(Paragraph(sentence))
@@ -272,10 +279,10 @@ READING_MAPS = (
 
 
 def write_report(experiment: Plan, shown: Compared, page: Page, workdir: Path) -> Path:
-    """Writes report.html into a run's folder, which has the pictures already.
+    """Writes report.html into a run's folder, which already has the pictures.
 
     Args:
-      experiment: the experiment built from it.
+      experiment: the experiment of the run.
       shown: the run's entries and their rows.
       page: the target of its first table, and how to repeat the run.
       workdir: the run's folder.
@@ -322,7 +329,7 @@ def size(config: Config) -> str:
 
 
 def duration(histories: Mapping[str, Runs]) -> str:
-    """Writes the time of all rounds and evaluations, which an entry's runs share: "0:03:20"."""
+    """Formats the time of rounds and evaluations, which an entry's runs share: "0:03:20 of ..."."""
     rows = [row for runs in histories.values() for row in runs[0]]
     spent = math.fsum(row.get(key, 0.0) for row in rows for key in SECONDS)
     return f"{datetime.timedelta(seconds=round(spent))} of training and evaluation"
@@ -337,8 +344,10 @@ def methods(shown: Compared) -> Bullets:
 def captions(
     histories: Mapping[str, Runs], baseline: str | None = None
 ) -> dict[str, dict[str, str]]:
-    """Returns heading -> figure of plots/ -> its caption, which explains only the figure's own
-    marks; arguments as of `accuracy_curves`."""
+    """Returns heading -> figure of plots/ -> its caption.
+
+    A caption explains only the figure's own marks. See `accuracy_curves` for the arguments.
+    """
     runs, name = list(itertools.chain(*histories.values())), score_in(histories).name
     accuracy = f"{LATE.format(name)} The large mark is the best round, each small one an evaluation"
     costs = f"The same {name} against what all clients had sent, computed and waited for until then"
@@ -386,7 +395,7 @@ def maps(folders: Mapping[str, Path]) -> str:
 
 
 def map_of(label: str, folder: Path) -> str:
-    """Returns an entry's map, folded, or a line that it has none, in HTML."""
+    """Returns an entry's map, folded, or the reason why it has none, in HTML."""
     feature_map = load_map(folder)
     if feature_map is None:
         return document.caption(

@@ -1,5 +1,4 @@
-"""The tables of a run: accuracies of its entries, costs until a target accuracy, bytes that they
-sent, and the meaning of columns."""
+"""The tables of a run: its entries' scores, costs until a target, bytes sent, and explanations."""
 
 import itertools
 import math
@@ -51,7 +50,7 @@ or more. It uses the scores that choose the predictions.""",
 
 
 def column_notes(titles: Sequence[str]) -> dict[str, Paragraph]:
-    """Returns the notes on those of the columns that have one, by title."""
+    """Returns the notes on these columns by title; columns without a note are omitted."""
     return {title: Paragraph(note) for title, note in NOTES.items() if title in titles}
 
 
@@ -60,7 +59,7 @@ def explanation(score: Score, with_server: bool, several: bool) -> str:
 
     Args:
       score: the score of its rows.
-      with_server: True if there is a column of the server's own model.
+      with_server: True if there is a column for the server's own model.
       several: True if there are several trials.
     """
     accuracy = f"The {score.name} is that of the best round on the test sets"
@@ -109,13 +108,13 @@ class Cost(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The rows of an entry's runs that its line of a table is of.
+    """The rows of an entry's runs behind its row of a table.
 
     Attributes:
       runs: all rows.
-      rounds: the rows of rounds of all runs.
+      rounds: the rows of all runs, without those of the untrained federation.
       tops, lasts: each run's best and last evaluation.
-      validated: each run's round that is best on validation sets, where there are any.
+      validated: each run's best round on validation sets, if there are any.
       reaching: the costs of the runs that reach the target of a comparison.
     """
 
@@ -133,7 +132,7 @@ class Scored(NamedTuple):
 
 
 def scored(runs: Runs, target: float = math.nan, of_target: Score = ACCURACY) -> Scored:
-    """Selects the rows of an entry's line; the target of a comparison is one of `of_target`."""
+    """Selects the rows of an entry; `of_target` is the score of a comparison's target."""
     ends = [best(history) for history in runs if evaluated(history)]
     costs = [cost_to_reach(history, target, of_target) for history in runs]
     return Scored(
@@ -147,8 +146,7 @@ def scored(runs: Runs, target: float = math.nan, of_target: Score = ACCURACY) ->
 
 
 def _mean(rows: Sequence[Row], key: str, score: Score = ACCURACY) -> str | None:
-    """Formats a mean, of shares or of another score; None unless there are rows, and all of them
-    have it."""
+    """Formats a mean score; None without rows, or if one of them lacks the score."""
     return score.of_trials(rows, key) if rows and all(key in row for row in rows) else None
 
 
@@ -159,7 +157,7 @@ def _validated(score: Score, of: Scored) -> str | None:
 
 
 def _seconds(key: str) -> Column:
-    """Returns the column of a median of seconds, of the rows that have it."""
+    """Returns a column with the median of seconds over the rows that have them."""
 
     def write(_: str, of: Scored) -> str | None:
         numbers = values(of.rounds, key)
@@ -169,14 +167,17 @@ def _seconds(key: str) -> Column:
 
 
 def _simulated(_: str, of: Scored) -> str | None:
-    # the untrained federation of row 0, which may be best, has no clock
+    # row 0, of the untrained federation, may be the best, and has no clock
     clocks = [row.get("simulated_clock", 0.0) for row in of.tops]
     return f"{np.mean(clocks):.4g}" if values(of.rounds, "simulated_clock") else None
 
 
 def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
-    """Returns title of a column of a run's table -> what it writes of an entry; None of one that
-    lacks it. `others` are the further metrics of a task other than classification."""
+    """Returns title -> column of a run's table.
+
+    A column formats an entry's cell, or returns None if the entry lacks the value. `others` are the
+    further metrics of a task other than classification.
+    """
     unit = score.unit
     return {
         "method": lambda label, _: label,
@@ -203,7 +204,7 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
 
 
 def _mean_column(key: str) -> Column:
-    """Returns the column of a metric's mean over trials, of entries whose rows all have it."""
+    """Returns the column of a metric's mean over trials, for entries whose rows all have it."""
 
     def write(_: str, of: Scored) -> str | None:
         known = values(of.tops, key)
@@ -224,16 +225,15 @@ def _importance(score: Score) -> tuple[str, ...]:
 
 
 def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Document:
-    """Makes the table of a run, one row an entry, and the meaning of its columns.
+    """Makes the table of a run, one row per entry, and explains its columns.
 
-    Accuracies are those of the best round on the test sets, "last" of the last round; of several
-    trials means, with the standard deviation (of the population) behind them, and the best round of
-    each. A column that no entry has a value for is left out: "by validation", the test accuracy in
-    the round that is best on validation sets; the clients that never train, in the best round of
-    the others; "participants", see `column_notes`; the server's own
-    model on all test samples, in its own best round; seconds by stage; the devices' seconds until
-    the best round. Traffic and FLOPs are means per round over all clients together; seconds are
-    those of the median round, of all trials together.
+    Accuracies are those of the best round on the test sets, and "last" of the last round. Several
+    trials have means with the (population) standard deviation, and the best round of each. Columns
+    without any value are omitted: "by validation", the test accuracy in the best round on
+    validation sets; the clients that never train, in the best round of the others; "participants",
+    see `column_notes`; the server's own model on all test samples, in its own best round; seconds
+    by stage; the devices' seconds until the best round. Traffic and FLOPs are means per round over
+    all clients together; seconds are those of the median round, of all trials together.
 
     Args:
       histories: label of an entry -> its runs.
@@ -249,7 +249,7 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
 
 
 def further_metrics(histories: Mapping[str, Runs], score: Score) -> list[str]:
-    """Returns the names of a task's metrics beside its score, which rows have pooled, too."""
+    """Returns the names of a task's metrics, except its score, with pooled values in the rows."""
     names = dict.fromkeys(itertools.chain(*rows_of_all(histories)))
     return [name for name in names if f"{name}_pooled" in names and name != score.key]
 
@@ -265,9 +265,11 @@ def mean_of_all(rows: Sequence[Row], key: str) -> float:
 
 
 def class_table(histories: Mapping[str, Runs], class_names: Sequence[str]) -> Table:
-    """Makes a table of the accuracy on all clients' test samples of each class, in percent, in each
-    entry's best round, mean over trials; "-" where no client has any. Entries whose rows do not
-    have it are left out, and without any there are no rows."""
+    """Makes a table of the accuracy by class, in percent, in each entry's best round.
+
+    Accuracies cover all clients' test samples, and are means over trials; "-" if no client has any.
+    Entries whose rows lack them are omitted; without any entry, the table has no rows.
+    """
     columns = {}
     for label, runs in histories.items():
         tops = [best(history).on_test for history in runs if evaluated(history)]
@@ -291,7 +293,7 @@ FLOPS = "one client's FLOPs"
 
 
 class Aim(NamedTuple):
-    """The target that the costs of a comparison are counted to.
+    """The target up to which a comparison counts costs.
 
     Attributes:
       score: "accuracy" for the task's own score, or `PARTICIPANTS`.
@@ -310,7 +312,7 @@ def cost_to_reach(history: History, target: float, score: Score = ACCURACY) -> C
     if not through:
         return None
     rounds = after_start(through)
-    # A run begun before FLOPs were counted has rows without.
+    # Runs from before FLOPs were counted have rows without them.
     flops = [row.get("flops", math.nan) for row in rounds]
     uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in rounds]
     computed = [count / max(1, row["participants"]) for count, row in zip(flops, rounds)]
@@ -334,14 +336,14 @@ def rows_through(history: History, target: float, score: Score) -> History:
 def choose_target(
     histories: Mapping[str, Runs], score: Score, target: float | None, share: float | None
 ) -> tuple[float, str]:
-    """Returns the score to reach, and where it comes from.
+    """Returns the score to reach, and a description of its origin.
 
     Args:
       histories: label of an entry -> its runs.
       score: the score.
-      target: the value itself; of accuracies in (0, 1].
-      share: the value as a share, in (0, 1], of the highest that any trial of any entry has.
-        Without both, it is the best that every trial of every entry reaches.
+      target: the value itself; an accuracy is in (0, 1].
+      share: the value as a share, in (0, 1], of the highest score of any trial of any entry.
+        Without both, it is the best score that every trial of every entry reaches.
 
     Raises:
       ValueError: an entry has no such score.
@@ -366,8 +368,10 @@ def choose_target(
 def costs(
     histories: Mapping[str, Runs], aim: Aim, winner: str | None = None
 ) -> tuple[dict[str, Scored], float, Document]:
-    """Compares a run's entries: returns label -> its rows and costs, the target in [0, 1], and both
-    as a text with a table, in which a page highlights the accuracy of `winner`.
+    """Compares a run's entries by their costs until a target.
+
+    Returns label -> its rows and costs, the target (an accuracy is in [0, 1]), and both as a text
+    with a table, in which a page highlights the score of `winner`.
 
     Raises:
       ValueError: an entry has no such score.
@@ -388,12 +392,12 @@ def comparison_text(
     winner: str | None = None,
     score: Score = ACCURACY,
 ) -> Document:
-    """Writes a comparison: the target, the table, and the meaning of its columns.
+    """Makes the text of a comparison: the target, the table, and the meaning of its columns.
 
     Args:
       entries: label of an entry -> its rows and costs.
-      target: the score that costs are counted to; an accuracy is in [0, 1].
-      origin: words on the origin of the target.
+      target: the score up to which costs are counted; an accuracy is in [0, 1].
+      origin: a description of the target's origin.
       winner: label of the entry whose score a page highlights.
       score: the score of the rows.
     """
@@ -423,12 +427,12 @@ def comparison_text(
 
 
 def seconds_of(runs: Runs) -> float:
-    """Returns the seconds of an entry, which each of its runs' rows have of all runs together."""
+    """Returns the seconds of an entry; each run's rows have those of all its runs together."""
     return math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in runs[0])
 
 
 def _until(field: str, write: Callable[[float], str]) -> Column:
-    """Returns the column of a cost."""
+    """Returns the column of a cost until the target."""
     return lambda _, of: "not reached" if of.cost is None else write(getattr(of.cost, field))
 
 
@@ -446,15 +450,15 @@ def write_csv(
     gains: Mapping[str, Gains] | None = None,
     score: Score = ACCURACY,
 ) -> Path:
-    """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty.
+    """Writes a row per entry, shares in [0, 1]; cells of an unreached target are empty.
 
     Args:
       entries: label of an entry -> its rows and costs.
-      target: the score that costs are counted to; an accuracy is in [0, 1].
+      target: the score up to which costs are counted; an accuracy is in [0, 1].
       path: path of the CSV.
       gains: label of an entry -> its clients' gains, in columns gain_...; cells of other entries
-        are empty, and without gains there are no such columns.
-      score: the score of the rows, whose name stands in place of "accuracy".
+        are empty. Without gains there are no such columns.
+      score: the score of the rows, whose name replaces "accuracy".
     """
     rows = []
     for label, of in entries.items():
@@ -470,8 +474,10 @@ def write_csv(
 
 
 def cells_of(of: Scored, score: Score) -> dict[str, Any]:
-    """Returns an entry's scores and seconds by the names of compare.csv: means over trials, NaN
-    where they are not known, as in rows of an earlier version."""
+    """Returns an entry's scores and seconds by the names of compare.csv.
+
+    They are means over trials; NaN if unknown, as in rows of an earlier version.
+    """
     scores, of_server = values(of.tops, score.key), tops_of(of.runs, GLOBAL)
     of_participants = values(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS)
     return {

@@ -21,13 +21,13 @@ NAMES = {
     "miou": "mean IoU",
     "map": "mAP",
 }
-"""Metrics that tables name otherwise than rows."""
+"""Metrics whose names in tables differ from those in rows."""
 SHARES = re.compile("accuracy|_f1|auc|exact|miou|map")
-"""A part of the name of each metric in [0, 1], which tables have in percent."""
+"""A part of the name of each metric in [0, 1], which tables show in percent."""
 
 
 class Score(NamedTuple):
-    """The score of a run's task, and its form in tables and pictures.
+    """The score of a run's task, and its format in tables and pictures.
 
     Attributes:
       key: its column in rows, such as "accuracy" or "rmse".
@@ -47,12 +47,12 @@ class Score(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The text behind a value; targets' own units have no name."""
+        """The text after a value; targets' own units have no name."""
         return " %" if self.is_share else ""
 
     @property
     def factor(self) -> int:
-        """The number by which a column's values are multiplied to be shown."""
+        """The factor from a column's values to shown ones."""
         return 100 if self.is_share else 1
 
     @property
@@ -72,16 +72,16 @@ class Score(NamedTuple):
 
     @property
     def points(self) -> str:
-        """The unit of a difference, after a blank."""
+        """The unit of a difference, with a leading space."""
         return " points" if self.is_share else f" of {self.name}"
 
     def text(self, value: float) -> str:
-        """Writes a value of a row."""
+        """Formats a value of a row."""
         return f"{self.factor * value:{self.form}}"
 
     def of_trials(self, rows: Sequence[Row], key: str = "", spread: bool = True) -> str:
-        """Writes the mean over rows of trials, with their standard deviation where there are
-        several: "80.44 ± 0.60"; "-" without any row."""
+        """Formats the mean over rows of trials, with the standard deviation of several:
+        "80.44 ± 0.60"; "-" without rows."""
         if not rows:
             return "-"
         values = [self.factor * row[key or self.key] for row in rows]
@@ -99,7 +99,7 @@ def score_of_task(task: Task) -> Score:
 
 
 def score_in(histories: Mapping[str, Runs]) -> Score:
-    """Returns the score of a run's rows, which is that of all entries."""
+    """Returns the score of a run's rows, which all entries share."""
     for row in rows_of_all(histories):
         if row.get("score") in row:
             return Score(row["score"], -1 if row["better"] == "lower" else 1)
@@ -107,7 +107,7 @@ def score_in(histories: Mapping[str, Runs]) -> Score:
 
 
 def values(rows: Iterable[Row], key: str) -> list[Any]:
-    """Returns the values of a key, of the rows that have it."""
+    """Returns the values of a key from the rows that have it."""
     return [row[key] for row in rows if key in row]
 
 
@@ -117,7 +117,7 @@ def after_start(rows: Iterable[Row]) -> list[Row]:
 
 
 def reporting(rows: Iterable[Row], key: str) -> list[Row]:
-    """Returns the rows in which a key has a value other than zero, False and the empty list."""
+    """Returns the rows in which a key has a value other than zero, False or an empty list."""
     return [row for row in rows if row.get(key)]
 
 
@@ -144,5 +144,5 @@ def has_clock(histories: Mapping[str, Runs]) -> bool:
 
 
 def mean(numbers: Sequence[float], default: float) -> float:
-    """Returns the mean, or the default where there are no numbers."""
+    """Returns the mean, or the default without numbers."""
     return float(np.mean(numbers)) if len(numbers) else default

@@ -1,5 +1,7 @@
-"""Statistics of entries: means over trials with intervals, differences paired by trial, gains of
-single clients over local training."""
+"""Statistics of entries: means over trials with intervals, and differences paired by trial.
+
+Also the gains of single clients over local training.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,8 @@ RESAMPLES = 10_000
 SCORES = ("best", "by_validation", "last")
 Trials = dict[str, list[float]]  # entry -> a score by trial
 LEAST = 4
-"""Trials that an interval needs: Student's of two reaches beyond 100 %, a bootstrap's ends are the
-two themselves."""
+"""Trials that an interval needs: for two, Student's exceeds 100 %, and a bootstrap's ends are the
+two values themselves."""
 BEST = '"best" is each trial\'s best round on the test sets'
 BY_VALIDATION = '"by validation" the one that is best on validation sets'
 INTERVALS = (
@@ -37,7 +39,7 @@ VALUES = (
 
 
 class Interval(NamedTuple):
-    """A mean, and where it lies with 95 % confidence; NaN of too few values."""
+    """A mean, and its 95 % confidence interval, whose ends are NaN for too few values."""
 
     mean: float
     low: float
@@ -63,8 +65,11 @@ class Difference(NamedTuple):
 
     @property
     def leads(self) -> bool:
-        """False for a tie: the interval includes 0, or without one some trial is not ahead; or the
-        mean difference is below `least`, which tables show as 0."""
+        """Whether one entry leads the other.
+
+        False if the interval includes 0, or without an interval if some trial is not ahead. Also
+        False if the mean difference is below `least`, which tables show as 0.
+        """
         mean, low, _ = self.interval
         return mean >= self.least and (self.ahead == self.trials if math.isnan(low) else low > 0)
 
@@ -81,7 +86,7 @@ class Difference(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
-    """Computes Student's interval of a mean; `least` values or more have one."""
+    """Computes Student's interval of a mean, for at least `least` values."""
     mean, count = float(np.mean(values)), len(values)
     if count < least:
         return Interval(mean, math.nan, math.nan)
@@ -90,26 +95,26 @@ def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
 
 
 def lead_of(values: Sequence[float], baseline: Sequence[float], score: Score) -> Difference:
-    """Returns how far shown scores are ahead of a baseline's, trial by trial: above 0 is better."""
+    """Returns the lead of shown scores over a baseline's, trial by trial: above 0 is better."""
     ours, theirs = ([score.sign * value for value in side] for side in (values, baseline))
     return paired_difference(ours, theirs)._replace(least=0.05 if score.is_share else 1e-9)
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """Subtracts a baseline trial by trial: both have the same seed and split in a trial.
+    """Subtracts a baseline trial by trial; both have the same seed and split in a trial.
 
-    The bootstrap's draws are always the same. With few trials its interval is too narrow: it holds
-    no more than what was seen.
+    The bootstrap always uses the same draws. With few trials its interval is too narrow, since it
+    covers only observed values.
 
     Raises:
-      ValueError: there are more trials of one than of the other.
+      ValueError: the numbers of trials differ.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} trials cannot be paired")
     differences = np.subtract(values, baseline)
     low = high = math.nan
     if len(differences) >= LEAST:
-        # as scipy.stats.bootstrap draws them; to import that takes longer than a report's tables
+        # the draws of scipy.stats.bootstrap, whose import takes longer than a report's tables
         drawn = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
         low, high = map(float, np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     return Difference(
@@ -126,7 +131,7 @@ def means_of(scores: Trials) -> dict[str, float]:
 
 
 def best_scores(histories: Mapping[str, Runs]) -> Trials:
-    """Returns the scores of each entry's trials in their best rounds, shares in percent."""
+    """Returns the scores of each entry's trials in their best rounds; shares are in percent."""
     scores, score = {}, score_in(histories)
     for label, runs in histories.items():
         scores[label] = shown_scores([best(history).on_test for history in runs], score)
@@ -134,15 +139,15 @@ def best_scores(histories: Mapping[str, Runs]) -> Trials:
 
 
 def shown_scores(rows: Sequence[Row], score: Score) -> list[float]:
-    """Returns the rows' scores as tables show them, shares in percent."""
+    """Returns the rows' scores as tables show them; shares are in percent."""
     return [score.factor * row[score.key] for row in rows]
 
 
 def scores_by_round(histories: Mapping[str, Runs]) -> dict[str, Trials]:
-    """Returns shown scores of the best round, of the one that validation chooses where
-    there is any, and of the last; name of the round -> entry -> trials.
+    """Returns shown scores of the best round, the one that validation chooses, and the last.
 
-    Rounds that agree in all trials of all entries are one: "best and last".
+    The result is name of the round -> entry -> trials, without validation if an entry lacks it.
+    Rounds that agree in all trials of all entries are merged: "best and last".
     """
     tops, chosen, lasts = {}, {}, {}
     score = score_in(histories)
@@ -166,14 +171,17 @@ def scores_by_round(histories: Mapping[str, Runs]) -> dict[str, Trials]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Joins names as a sentence does: ["a", "b", "c"] is "a, b and c"."""
+    """Joins names as in a sentence: "a, b and c" for ["a", "b", "c"]."""
     *before, last = names
     return f"{', '.join(before)} and {last}" if before else last
 
 
 def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
-    """Makes a table of every entry's score and of its lead over the baseline, paired by trial, in
-    each of the rounds of `scores_by_round`; of one entry alone an empty document."""
+    """Makes a table of every entry's score and its lead over the baseline, paired by trial.
+
+    It has rows for each of the rounds of `scores_by_round`. The document is empty for a single
+    entry.
+    """
     if len(histories) < 2:
         return Document()
     trials, score = len(histories[baseline]), score_in(histories)
@@ -200,8 +208,11 @@ def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
 
 
 def shown(values: Sequence[float], interval: Interval, form: str) -> str:
-    """Formats a mean and behind it the interval, 80.44 (79.90 to 80.98), or the trials where they
-    are too few for one, 80.44 (79.86, 81.02); of one trial the mean alone."""
+    """Formats a mean with its interval, 80.44 (79.90 to 80.98).
+
+    Trials that are too few for an interval are listed, 80.44 (79.86, 81.02); a single one has only
+    the mean.
+    """
     mean = f"{interval.mean:{form}}"
     if not math.isnan(interval.low):
         return f"{mean} ({interval.low:{form}} to {interval.high:{form}})"
@@ -214,13 +225,14 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
 def write_trials(
     histories: Mapping[str, Runs], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
-    """Writes a row for each entry and trial: the score, an accuracy in [0, 1], and the macro F1 and
-    the AUC in the best round; empty where they are not known.
+    """Writes a row per entry and trial: the score, and the macro F1 and AUC in the best round.
+
+    An accuracy is in [0, 1]; unknown cells are empty.
 
     Args:
       histories: label of an entry -> its runs.
       seed: the root seed of the first trial; each further trial has the next seed.
-      splits: the trials' seeds of their splits.
+      splits: the seed of each trial's split.
       path: path of the CSV.
     """
     rows, key = [], score_in(histories).key
@@ -239,7 +251,7 @@ def write_trials(
 
 
 ERRORS = 2
-"""Standard errors that a gain or a loss must have to be more than noise."""
+"""Number of standard errors beyond which a gain or loss is more than noise."""
 NOTE = (
     "A client's gain is its accuracy minus its accuracy under local training, each in the best "
     "round, on the same test samples and from the same seed. Gains are means over trials. A client "
@@ -259,12 +271,12 @@ NO_BASELINE = (
 
 
 class Gains(NamedTuple):
-    """Clients' gains over local training, means over trials.
+    """Clients' gains over local training, averaged over trials.
 
     Attributes:
-      median: the median gain, of accuracies in [-1, 1]; above 0 is better.
-      gaining, losing: shares of the clients that gain and that lose beyond noise; NaN where the
-        rows do not say how many test samples a client has, as those of an earlier version.
+      median: the median gain, for accuracies in [-1, 1]; above 0 is better.
+      gaining, losing: shares of the clients that gain and that lose beyond noise; NaN if the rows
+        lack the clients' numbers of test samples, as those of an earlier version.
       worst_tenth: mean over the tenth of the clients that lose most, at least one.
     """
 
@@ -275,18 +287,19 @@ class Gains(NamedTuple):
 
 
 def beyond_noise(accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.ndarray) -> np.ndarray:
-    """Tells which clients' accuracies differ by more than the noise of their test samples.
+    """Tests which clients' accuracies differ by more than the noise of their test samples.
 
-    One right and one wrong sample are added to each share, so that a client with few test samples,
-    or with all of them right, has a standard error, too. Two models are right on mostly the same
-    samples, so that the error of independent shares, which is taken here, is rather too large.
+    It adds one correct and one wrong prediction to each count, so that clients with few test
+    samples, or only correct predictions, also have a standard error. The error is that of
+    independent shares. It is rather too large, since two models are right on mostly the same
+    samples.
 
     Args:
       accuracy, baseline: float [clients], shares of the same test samples.
       num_samples: int [clients], each client's test samples.
 
     Returns:
-      int [clients], 1 where `accuracy` is higher beyond noise, -1 where it is lower, else 0.
+      int [clients]: 1 if `accuracy` is higher beyond noise, -1 if it is lower, else 0.
     """
     shares = (np.stack([accuracy, baseline]) * num_samples + 1) / (num_samples + 2)
     errors = np.sqrt(np.sum(shares * (1 - shares), 0) / (num_samples + 2))
@@ -297,9 +310,11 @@ def beyond_noise(accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.nda
 def gains_of_run(
     accuracy: np.ndarray, baseline: np.ndarray, num_samples: np.ndarray | None, sign: int = 1
 ) -> Gains:
-    """Summarises the gains of a run's clients; arguments as of `beyond_noise`, without NaN, and
-    `num_samples` None where it is not known. `sign` is -1 for scores of which lower ones are
-    better."""
+    """Summarises the gains of a run's clients.
+
+    The arguments are those of `beyond_noise`, without NaN; `num_samples` is None if it is unknown.
+    `sign` is -1 for scores of which lower ones are better.
+    """
     gains = np.sort(sign * (accuracy - baseline))
     gaining = losing = math.nan
     if num_samples is not None:
@@ -320,8 +335,8 @@ def client_gains(histories: Mapping[str, Runs]) -> dict[str, Gains]:
       histories: label of an entry -> its runs.
 
     Returns:
-      Label -> gains, of the entries that have the baseline's trials and evaluated clients; none
-      without an entry of local training.
+      Label -> gains, for entries that have the baseline's trials and evaluated clients; {} without
+      an entry of local training.
     """
     baseline = baseline_label(histories)
     if baseline is None:
@@ -346,14 +361,16 @@ def baseline_label(labels: Mapping[str, Runs]) -> str | None:
 
 
 def _best_rows(runs: Runs) -> list[Row]:
-    """Returns each run's best round; runs without an evaluation of single clients have none."""
+    """Returns each run's best round; runs without an evaluation of single clients are omitted."""
     rows = [best(history).on_test for history in runs if evaluated(history)]
     return [row for row in rows if "clients" in row]
 
 
 def _paired(row: Row, reference: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
-    """Returns the arguments of `gains_of_run` for the clients that both rows have scored; None
-    where the rows are of different clients, or have no client in common."""
+    """Returns the arguments of `gains_of_run` for the clients scored in both rows.
+
+    None if the rows have different clients, or no scored client in common.
+    """
     clients = [np.array(r["clients"], np.float64) for r in (row, reference)]  # None becomes NaN
     if row.get("client_ids") != reference.get("client_ids") or clients[0].shape != clients[1].shape:
         return None
@@ -367,8 +384,11 @@ def _paired(row: Row, reference: Row) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def gain_table(histories: Mapping[str, Runs]) -> Document:
-    """Makes the table of `client_gains` with the meaning of its columns; without an entry of local
-    training a line that says so, and of one entry alone an empty document."""
+    """Makes the table of `client_gains` with the meaning of its columns.
+
+    Without an entry of local training, it is a line that says so. The document is empty for a
+    single entry.
+    """
     if len(histories) < 2:
         return Document()
     baseline = baseline_label(histories)
