@@ -47,7 +47,7 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:
-    """Writes a file as a whole or not at all; errors as of `atomic_open`."""
+    """Writes a file atomically; raises as `atomic_open` does."""
     with atomic_open(path, "wb" if isinstance(content, bytes) else "w") as file:
         file.write(content)
 

@@ -181,8 +181,10 @@ class Checkpointer:
         return None
 
     def follow(self, history: Sequence[dict]) -> None:
-        """Marks the newest checkpoint whose rows are the first of `history` as the one to resume
-        from, without reading its states. Later ones belong to another course of the run."""
+        """Marks the newest checkpoint with the first rows of `history` as the one to resume from.
+
+        Its states are not read. Later ones belong to another course of the run.
+        """
         self.wait()
         for step in reversed(sealed.numbers(self._directory)):
             with contextlib.suppress(OSError, ValueError):  # damaged: its course is unknown
@@ -259,8 +261,10 @@ def _examples(simulation: Simulation, state: SimulationState) -> dict[str, PyTre
 
 
 def _small(state: SimulationState, where: dict[str, np.ndarray]) -> PyTree:
-    """The tree in a checkpoint's folder: a state without those of clients, and `Placement.where`,
-    which has the structure of `changed`."""
+    """The tree in a checkpoint's folder: a state without client states, and `Placement.where`.
+
+    The latter has the structure of `changed`.
+    """
     before = (state.server, state.last_round, state.changed)
     return (*before, where, state.waiting, state.reports)
 
@@ -303,8 +307,11 @@ def read(
 
 
 def check_sums(path: Path, sums: Mapping[str, str]) -> None:
-    """Raises OtherSimulation if a checkpoint's data, split, models, method, training or options
-    differ from `sums`. Checkpoints of earlier versions have no sums."""
+    """Raises OtherSimulation if a checkpoint's sums differ from `sums`.
+
+    They cover data, split, models, method, training and options. Checkpoints of earlier versions
+    have none.
+    """
     if not (path / SUMS).exists():
         return
     noted = sealed.read_json(path, SUMS)

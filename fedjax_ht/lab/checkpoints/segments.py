@@ -283,8 +283,9 @@ def with_seals(segments: Path, held: Mapping[int, dict[str, int]]) -> dict[str, 
 
 
 def unused(directory: Path, steps: Iterable[int]) -> list[Path]:
-    """The segments to which none of these checkpoints refers, ascending; none if a checkpoint is
-    damaged, since it may need any of them.
+    """The segments to which none of these checkpoints refers, ascending.
+
+    None if a checkpoint is damaged, since it may need any of them.
 
     Raises:
       OSError: a checkpoint cannot be read at the moment, so that its segments are unknown.

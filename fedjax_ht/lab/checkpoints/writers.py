@@ -1,5 +1,4 @@
-"""Writes and reads the rows of an entry's runs: metrics.csv, metrics.jsonl, clients.csv and
-classes.csv."""
+"""Writes and reads an entry's rows: metrics.csv, metrics.jsonl, clients.csv and classes.csv."""
 
 import csv
 import json
@@ -208,8 +207,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _client_columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of clients.csv: client_3 for each evaluated client, and client_3_auc if rows have
-    it."""
+    """The columns of clients.csv: client_3 of each evaluated client, and client_3_auc if known."""
     clients, with_auc = {}, {}
     for row in filter(_is_evaluation, rows):
         clients |= dict.fromkeys(_client_ids(row))

@@ -54,8 +54,10 @@ class ConfigParser(flags.ArgumentParser):
         return NamedConfig(argument, config)
 
     def unknown_flag(self, name: str, argument: str) -> str:
-        """Returns a suggestion for an unknown flag `name`, written as `argument`: for a field of
-        the config, --config.FIELD."""
+        """Returns a suggestion for an unknown flag `name`, written as `argument`.
+
+        For a field of the config, it is --config.FIELD.
+        """
         named = flags.FLAGS["config"].value
         fields = list(paths(base_config() if named is None else named.fields))
         if name in fields:
@@ -178,8 +180,10 @@ class WordsParser(flags.ArgumentParser):
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the files of named configs: those of the library and, in a clone of the repository,
-    those of `experiments/configs`."""
+    """Returns the files of named configs.
+
+    They are those of the library and, in a clone of the repository, of `experiments/configs`.
+    """
     folders = (Path("experiments/configs"), Path(__file__).parents[1] / "configs")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
 
@@ -244,8 +248,7 @@ def absolute(named: str) -> str:
 
 
 def config_path(named: str) -> str:
-    """Returns the path of a config file: `named` itself, or that of the library's config of this
-    name."""
+    """Returns the path of a config file: `named` itself, or the library's config of this name."""
     ours, name = shipped(), named.removesuffix(".py")
     if Path(named).is_file():
         return named
@@ -261,8 +264,7 @@ def config_path(named: str) -> str:
 
 
 def place(file: str, error: BaseException | None, get_config: object) -> str:
-    """Returns "FILE, line N" for the last line of a config file in an error's traceback, or else
-    for get_config."""
+    """Returns "FILE, line N" of an error's last line in a config file, or else of get_config."""
     here = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__) if error else []
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]

@@ -40,7 +40,7 @@ from fedjax_ht.lab.config.typed import changed, to_json, to_plain, with_tuples
 from fedjax_ht.methods import LIBRARY, METHODS, names_user_method
 
 BASELINE = "local"
-"""The method that others are compared with, if it is among the entries: clients train alone."""
+"""The method to compare others with, if it is among the entries: each client trains alone."""
 
 OVERRIDDEN = ("training", "model")
 """Sections of the config that an entry may change."""

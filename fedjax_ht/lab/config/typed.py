@@ -167,8 +167,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _section(name: str, value: Any, kind: type[Section]) -> Section:
-    """Returns a section for a mapping, or for an instance of the library class that it extends,
-    such as an fl.Attack."""
+    """Returns a section for a mapping, or for an instance of its library class (e.g. fl.Attack)."""
     if dataclasses.is_dataclass(type(value)) and type(value) in kind.__mro__[1:]:
         value = vars(value)
     if isinstance(value, Mapping):

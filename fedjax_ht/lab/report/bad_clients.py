@@ -41,8 +41,9 @@ def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
 
 
 def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> str:
-    """Lists clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
-    (14.8x)".
+    """Lists clients with the size of their uploads.
+
+    For example "client 2 (21.8x the median norm), client 15 (14.8x)".
 
     Args:
       far_off: (id, factor) of each client, see `trust.outliers.size_ratios`.

@@ -323,8 +323,11 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def _mixed(identities: Iterable[Identity]) -> list[str]:
-    """Returns a sentence if several versions of the programs trained entries, and one for each
-    changed file of a user's own."""
+    """Returns sentences about changes between the rows' programs.
+
+    There is one if several versions of the programs trained entries, and one for each changed file
+    of a user's own.
+    """
     seen: dict[str, set[str]] = {}  # program or file -> its versions
     for versions in itertools.chain(*(identity.versions for identity in identities)):
         for name, value in versions.items():

@@ -159,8 +159,7 @@ def columns_table(
     importance: Sequence[str] = (),
     winner: str | None = None,
 ) -> Table:
-    """Makes a table from columns by title, which are called with a row's values; see
-    `table_of`."""
+    """Makes a table by calling each column, by title, with a row's values; see `table_of`."""
     cells = []
     for row in rows:
         written = {title: write(*row) for title, write in columns.items()}

@@ -87,8 +87,10 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
 
 
 def draw_mean(axes: Axes, places: np.ndarray, of_runs: np.ndarray, **look: Any) -> None:
-    """Draws the mean over runs, float [runs, places]; for several, also a band from the lowest to
-    the highest."""
+    """Draws the mean over runs, float [runs, places].
+
+    Several runs also have a band from the lowest to the highest.
+    """
     axes.plot(places, of_runs.mean(0), lw=1.8, **look)
     if len(of_runs) > 1:
         low, high = of_runs.min(0), of_runs.max(0)
@@ -121,8 +123,10 @@ def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def costs(histories: Mapping[str, Runs]) -> Figure:
-    """Draws accuracy against the costs so far of all clients together: bytes both ways, training
-    FLOPs, seconds."""
+    """Draws accuracy against the costs so far of all clients together.
+
+    The costs are bytes both ways, training FLOPs, and seconds.
+    """
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "FLOPs of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, operations, seconds), labels):
@@ -459,8 +463,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _by_method(labels: Iterable[str]) -> list[str]:
-    """Returns labels in a canonical order: methods by their numbers, then further entries of the
-    same methods."""
+    """Returns labels in canonical order: methods by number, then further entries of the same."""
     first, variants = {}, []
     for label in sorted(labels, key=lambda label: (number_of(method_of(label)), len(label), label)):
         if method_of(label) in first:

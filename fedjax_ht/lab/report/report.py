@@ -56,8 +56,7 @@ def to_watch(shown: Compared) -> list[str]:
 
 
 def searched(shown: Compared) -> list[str]:
-    """Returns a message for the entries whose settings were searched on other data, another split
-    or other models."""
+    """Returns a message for entries with settings searched on other data, splits or models."""
     labels: dict[str, list[str]] = {}
     for entry in shown.entries:
         if origin := elsewhere(entry, shown.config):
@@ -96,8 +95,10 @@ def collapsed(runs: Runs) -> Iterator[str]:
 
 
 def far_clients(runs: Runs) -> Iterator[str]:
-    """Yields a message for clients whose score at the best round is far below the quartiles of all
-    clients, and one for clients far above."""
+    """Yields messages about clients far below, and far above, the quartiles of all clients.
+
+    It compares scores at the best round.
+    """
     accuracy, score = mean_of_clients(runs), score_in({"": runs})
     if np.isnan(accuracy).all():
         return

@@ -306,8 +306,7 @@ class Aim(NamedTuple):
 
 
 def cost_to_reach(history: History, target: float, score: Score = ACCURACY) -> Cost | None:
-    """Sums the costs of a run's rounds through the first whose score reaches the target; None if
-    there is none."""
+    """Sums the costs of a run's rounds until its score reaches the target; None if it does not."""
     through = rows_through(history, target, score)
     if not through:
         return None

@@ -80,8 +80,10 @@ class Score(NamedTuple):
         return f"{self.factor * value:{self.form}}"
 
     def of_trials(self, rows: Sequence[Row], key: str = "", spread: bool = True) -> str:
-        """Formats the mean over rows of trials, with the standard deviation of several:
-        "80.44 ± 0.60"; "-" without rows."""
+        """Formats the mean over rows of trials, with the standard deviation if there are several.
+
+        For example "80.44 ± 0.60"; "-" without rows.
+        """
         if not rows:
             return "-"
         values = [self.factor * row[key or self.key] for row in rows]

@@ -313,7 +313,7 @@ def gains_of_run(
     """Summarises the gains of a run's clients.
 
     The arguments are those of `beyond_noise`, without NaN; `num_samples` is None if it is unknown.
-    `sign` is -1 for scores of which lower ones are better.
+    `sign` is -1 for scores whose lower values are better.
     """
     gains = np.sort(sign * (accuracy - baseline))
     gaining = losing = math.nan

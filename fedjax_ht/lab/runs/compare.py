@@ -211,8 +211,11 @@ def sensitivity(scores: Mapping[str, np.ndarray]) -> Document:
 
 
 def components(cells: np.ndarray) -> tuple[float, ...]:
-    """Returns the mean of accuracies [splits, models], the standard deviations between splits,
-    between model seeds and of the rest, and the standard error of the mean."""
+    """Returns the mean of accuracies [splits, models], and its variance components.
+
+    These are the standard deviations between splits, between model seeds and of the rest, and the
+    standard error of the mean.
+    """
     splits, models = cells.shape
     mean, of_split, of_model = cells.mean(), cells.mean(1), cells.mean(0)
     squares = (cells - of_split[:, None] - of_model + mean) ** 2

@@ -21,8 +21,7 @@ CODE = "code."
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """Returns the versions of the library and of the packages it computes with, the commit, and
-    the machine."""
+    """Returns the versions of the library and its packages, the commit, and the machine."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         "fedjax_ht": library_version(),
@@ -63,8 +62,10 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the running code, or "unknown": a wheel has none, unless pip built it
-    from a repository."""
+    """Returns the commit of the running code, or "unknown".
+
+    A wheel has none, unless pip built it from a repository.
+    """
     root = Path(__file__).parents[3]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     if not (root / ".git").exists():  # installed, perhaps into another repository

@@ -189,8 +189,10 @@ def print_scores(loaded: LoadedRun, client: int) -> None:
 
 
 def adapted_rows(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> list[Row]:
-    """Returns the columns of an evaluation after each number of epochs of the clients' own
-    training, see `Scoring.adapt_epochs`."""
+    """Returns an evaluation's columns after each number of epochs of the clients' own training.
+
+    See `Scoring.adapt_epochs`.
+    """
     run, rows = loaded.run, []
     # clients whose states are stored for another score have them here as well
     state = "received" if run.options.scoring.state == "received" else "both"

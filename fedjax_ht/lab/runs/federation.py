@@ -143,8 +143,7 @@ def _weighted(
 def sliced_federation(
     model: ModelConfig, rates: Sequence[float], dataset: Dataset | Task
 ) -> Federation:
-    """Returns a federation in which client i has a slice of the group's only network, with width
-    rate `rates[i]`."""
+    """Returns a federation in which client i has a slice, of width `rates[i]`, of one network."""
     for field in WITHOUT_RATES:
         value, default = getattr(model, field), getattr(ModelConfig(), field)
         if value != default:

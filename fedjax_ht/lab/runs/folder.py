@@ -184,8 +184,7 @@ def write_folder(folder: Folder) -> None:
 
 
 def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
-    """Writes config.json of a program that trains something else, or rejects a folder with a
-    different one."""
+    """Writes config.json of another kind of program, or rejects a folder with a different one."""
     path = workdir / CONFIG
     if path.exists():
         _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
@@ -251,8 +250,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run's config with its recorded entries; fields that its version lacked get
-    defaults."""
+    """Returns a run's config with its recorded entries, and defaults for fields it lacks."""
     known = to_json(Config())
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
     options = option_values(f"partition {kind!r}", partition_options(kind), {})
@@ -283,8 +281,10 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that a resumed run must share: fields, and the settings of entries that
-    both runs have."""
+    """Returns the values that a resumed run must share.
+
+    They are fields, and the settings of entries that both runs have.
+    """
     origin = {"tuned": "", "searched_on": ()}
     return fixed(fields) | flatten({label: entry | origin for label, entry in entries.items()})
 

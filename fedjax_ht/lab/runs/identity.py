@@ -104,8 +104,10 @@ def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(stored: Identity, expected: Identity) -> list[str]:
-    """Describes each setting, checksum or seed in which two identities differ, such as
-    "training.learning_rate 0.3 instead of 0.05"."""
+    """Describes each setting, checksum or seed in which two identities differ.
+
+    For example "training.learning_rate 0.3 instead of 0.05".
+    """
     before, now = _settings(stored), _settings(expected)
     if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
         for place in PLACES:

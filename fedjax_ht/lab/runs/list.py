@@ -231,8 +231,9 @@ def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
 
 
 def having(options: Iterable[Option], texts: Iterable[str]) -> list[Option]:
-    """Returns the options whose name or meaning contains one of the texts, in any case; all of them
-    without texts.
+    """Returns the options whose name or meaning contains one of the texts; all without texts.
+
+    Case is ignored.
 
     Raises:
       ValueError: no option contains one of the texts. One line.

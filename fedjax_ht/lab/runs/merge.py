@@ -98,8 +98,11 @@ def check_alike(first: Folder, other: Folder) -> None:
 
 
 def compared(part: Folder) -> dict[str, Any]:
-    """Returns everything in which the parts of a run must agree: fields of the config that affect
-    results, the sums of data and split, and the random generator."""
+    """Returns everything in which the parts of a run must agree.
+
+    This is the fields of the config that affect results, the sums of data and split, and the random
+    generator.
+    """
     notes = {name: part.notes.get(name) for name in ("data", "split", "random")}
     return fixed(part.fields, FREE) | {f"the run's {name}": value for name, value in notes.items()}
 

@@ -110,8 +110,10 @@ def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], arg
 
 
 def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
-    """Raises ValueError if a generator was trained on the federation's own data, unless the config
-    allows it."""
+    """Raises ValueError if a generator was trained on the federation's own data.
+
+    The config may allow it.
+    """
     name = dataset.name.removeprefix(OBJECT)
     if name in method.needs.pretrained.trained_on and not dataset.seen_before:
         raise ValueError(
@@ -293,8 +295,10 @@ def simulation_options(config: Config) -> SimulationOptions:
 
 
 def uplink_steps(config: Config, kind: Mapping[str, Callable]) -> tuple:
-    """Builds the entries of `config.uplink` of one kind: transforms of messages (`TRANSFORMS`), or
-    codes, which transform the method (`CODES`)."""
+    """Builds the entries of `config.uplink` that are of one kind.
+
+    They are transforms of messages (`TRANSFORMS`), or codes, which transform the method (`CODES`).
+    """
     steps = steps_of("transform", "uplink", config.uplink, TRANSFORMS | CODES)
     return tuple(step for step, (name, *_) in zip(steps, config.uplink) if name in kind)
 

@@ -91,8 +91,10 @@ def _file_of(factory: Any) -> str | None:
 
 
 def own_names(experiment: Plan) -> dict[str, list[str]]:
-    """Returns a run's names that a user registered, or whose modules are a user's, by the note of
-    `folder.OWN`."""
+    """Returns a run's names with user code, by the note of `folder.OWN`.
+
+    A user has registered these names, or their modules are a user's.
+    """
     runs = experiment.runs.values()
     methods = [run.entry.method for run in runs if is_own(run.entry.method)]
     methods = [x for x in methods if not names_user_method(x) and not names_object(x)]

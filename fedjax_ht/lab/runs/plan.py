@@ -453,8 +453,10 @@ def _check_tokens(config: Config, dataset: Dataset) -> None:
 
 
 def make_partitions(config: Config, dataset: Dataset) -> tuple[Partition, ...]:
-    """Returns a split for each trial: one object for all, or separate ones with
-    `config.partition.per_trial`."""
+    """Returns a split for each trial.
+
+    It is one object for all, or separate ones with `config.partition.per_trial`.
+    """
     partition = config.partition
     splits = []
     for trial in range(config.trials if partition.per_trial else 1):

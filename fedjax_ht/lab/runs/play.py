@@ -81,8 +81,7 @@ def stop_if_signalled(caught: Sequence[int]) -> None:
 
 
 def show_server(run: Run, state: SimulationState, folder: Path) -> None:
-    """Writes the pictures that a method makes of its server's state, if any, to
-    images/<round>.png."""
+    """Writes a method's pictures of its server's state, if any, to images/<round>.png."""
     view = run.method.view
     if view.pictures is None:
         return

@@ -15,8 +15,10 @@ JOIN_SECONDS = 60
 
 
 class CoordinatorTimeout(OSError):
-    """Not all processes reached the coordinator in time. Threads that still wait for it end with
-    this process. One line."""
+    """Not all processes reached the coordinator in time. One line.
+
+    Threads that still wait for it end with this process.
+    """
 
 
 class Launch(NamedTuple):
@@ -209,8 +211,10 @@ def _not_met(launch: Launch, seconds: float) -> str:
 
 
 def check_port(port: int) -> None:
-    """Raises OSError if no server can listen on a port of this machine: JAX's would end in a
-    segmentation fault."""
+    """Raises OSError if no server can listen on a port of this machine.
+
+    JAX's server would end in a segmentation fault.
+    """
     family, everywhere = socket.AF_INET, "0.0.0.0"
     if socket.has_ipv6:
         family, everywhere = socket.AF_INET6, "::"

@@ -64,8 +64,7 @@ def configured() -> tuple[Config, str]:
 
 
 def run_name(config: str) -> str:
-    """Returns the name of a run of a config: "quickstart-fedproto" for
-    "quickstart.py:method=fedproto"."""
+    """Returns a run's name: "quickstart-fedproto" for "quickstart.py:method=fedproto"."""
     file, _, argument = config.partition(":")
     values = [part.rpartition("=")[2] for part in argument.split(",") if part]
     return "-".join([Path(file).stem, *values])
@@ -139,8 +138,10 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[Tasks | None]:
-    """Joins the processes that the flags name, and yields the tasks of --on, whose cluster lasts
-    for the block."""
+    """Joins the processes that the flags name; yields the tasks of --on.
+
+    Their cluster lasts for the block.
+    """
     meeting = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
     if _ON.value is None:
         if _TASK_CORES.value is not None:

@@ -187,8 +187,10 @@ def _halved(
 
 
 def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
-    """Returns the mean over trials of the best validation score, negated if lower is better; NaN if
-    training diverged."""
+    """Returns the mean over trials of the best validation score; NaN if training diverged.
+
+    It is negated if lower scores are better.
+    """
     diverged = divergence(runs)
     if diverged:
         tell(f"{place}: left out, {diverged}")

@@ -74,8 +74,10 @@ def end_on_signals() -> None:
         os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
 
     def watch():
-        """Answers signals while the main thread compiles: Python runs handlers only between two
-        bytecodes of that thread."""
+        """Answers signals while the main thread compiles.
+
+        Python runs handlers only between two bytecodes of that thread.
+        """
         since = 0.0
         while True:
             number = receiver.recv(1)[0]

@@ -200,8 +200,7 @@ def _register(config_file: str | None) -> None:
 
 
 class Outcome(NamedTuple):
-    """The rows of each run that a task trained, and the programs that trained them, see
-    `environment`."""
+    """The rows of each run that a task trained, and the programs used, see `environment`."""
 
     runs: list[list[Row]]
     programs: dict[str, str]

@@ -317,8 +317,9 @@ def train_and_evaluate(
     config_file: str | None = None,
     tasks: Tasks | None = None,
 ) -> Result:
-    """Runs every entry of an experiment, and writes metrics, checkpoints, tables, plots and a
-    report to `workdir`.
+    """Runs every entry of an experiment, and writes its results to `workdir`.
+
+    These are metrics, checkpoints, tables, plots and a report.
 
     Each trial has its own split. Under `jax.distributed` every process makes the same call, and the
     first one writes; all must see `workdir`. A second call with the same config or objects resumes
