@@ -1,4 +1,4 @@
-"""The server's part of a round: the uplinks of all buckets, and the step that they go into."""
+"""The server's part of a round: joins the uplinks of all buckets and updates the server."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def server_step(method: Method, federation: Federation) -> Callable:
         )
         dated, anyone = {}, []
         for name, r in received.items():
-            if r.sent_round is None:  # nothing is late: all uploads are of this round
+            if r.sent_round is None:  # no late uploads: all belong to this round
                 rounds = jnp.full(r.arrived.shape, round, jnp.int32)
                 r = r._replace(info=r.info._replace(sent_round=rounds))
             dated[name] = r
@@ -41,10 +41,10 @@ def server_step(method: Method, federation: Federation) -> Callable:
 
 
 def gather_received(received: dict[str, Received]) -> Received:
-    """Joins all buckets' uplinks, of equal shapes, in the order of client ids, absent clients last.
+    """Joins all buckets' uplinks, which need equal shapes, by client id; absent clients come last.
 
-    The result then does not depend on the order of buckets or on padding. A sum over one bucket
-    needs no such copy: its rows ascend by client id, and absent clients have no weight.
+    The result does not depend on the order of buckets or on padding. A sum over one bucket needs no
+    such copy: its rows are already sorted by client id, and absent clients have no weight.
 
     Example:
       >>> def uploads(ids, rows, arrived):

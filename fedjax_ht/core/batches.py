@@ -1,4 +1,4 @@
-"""Batches of a client's samples: their order, and sums over them by class."""
+"""Batches of a client's samples, their order, and per-class sums over them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
     Attributes:
       x: the model's input, such as images float32 [B, H, W, C].
-      y: int32 [B], labels; of tasks other than classification the targets [B, ...].
+      y: labels int32 [B]; for tasks other than classification, targets [B, ...].
       mask: bool [B], False marks padding.
     """
 
@@ -47,7 +47,7 @@ def take_batch(
 ) -> Batch:
     """Takes `size` samples of `order` from `start`; positions at or past `count` are masked out."""
     positions = start + jnp.arange(size)
-    # Past the end some sample is read, and masked.
+    # A position past the end reads an arbitrary sample, which is masked.
     index = order[jnp.minimum(positions, order.shape[0] - 1)]
     return Batch(inputs_at(data, index), data.labels[index], positions < count)
 
@@ -58,29 +58,29 @@ def shuffled(key: Key[Array, ""], split: Split) -> Int[Array, " samples"]:
     The order does not depend on the length of the padding.
     """
     positions = jnp.arange(split.indices.shape[0])
-    # A sort by random bits, whose top bit marks padding: jax.random.permutation would depend on the
-    # length.
+    # Sort by random bits, whose top bit marks padding. The result of jax.random.permutation would
+    # depend on the padded length.
     bits = jax.random.bits(key, positions.shape) >> 1
     bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
     return split.indices[jnp.argsort(bits, stable=True)]
 
 
 def class_sums(rows: Float[Array, "B D"], batch: Batch, num_classes: int) -> ClassSums:
-    """Sums rows float [B, D] by label, masked samples left out."""
+    """Sums rows float [B, D] by label, without masked samples."""
     membership = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, C]
-    # A padded row may hold anything; zero times NaN would still be NaN.
+    # A padded row may hold any value: zero times NaN would still be NaN.
     return ClassSums(membership.T @ jnp.where(batch.mask[:, None], rows, 0), membership.sum(0))
 
 
 def class_means(sums: ClassSums) -> Float[Array, "C D"]:
-    """Computes the means by class, float32 [C, D]; zero where a class has no sample."""
+    """Returns the per-class means, float32 [C, D]; zero for a class without samples."""
     return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
 
 
 def forward_batch() -> int:
-    """Returns the batch size of forward passes whose result does not depend on it.
+    """Returns the batch size for forward passes whose result does not depend on it.
 
-    On CPU it is so small that a layer's outputs stay in the cache.
+    On CPU it is small, so that a layer's outputs stay in the cache.
     """
     return 16 if jax.default_backend() == "cpu" else 64
 
@@ -92,13 +92,13 @@ def sum_by_class(
     batch_size: int | None = None,
     split: str = "train",
 ) -> ClassSums:
-    """Sums rows by class in one pass over a split, in stored order, as for prototypes.
+    """Sums rows by class in one pass over a split, in stored order (e.g. for prototypes).
 
     Args:
       extract: (x, mask bool [B]) -> rows float [B, D].
       data: the client's view of the data.
       num_classes: number of classes, C.
-      batch_size: samples per forward pass; None takes `forward_batch()`.
+      batch_size: samples per forward pass; None for `forward_batch()`.
       split: key of `data.splits`.
     """
 
@@ -111,13 +111,13 @@ def sum_by_class(
 def sum_batches(
     of_batch: Callable[[Batch], PyTree], data: Data, split: Split, batch_size: int
 ) -> PyTree:
-    """Sums a function of batches over a split, in stored order; zeros without samples.
+    """Sums a function of batches over a split, in stored order; returns zeros without samples.
 
     Args:
-      of_batch: (batch) -> pytree of arrays; masked samples are its own to leave out.
+      of_batch: (batch) -> pytree of arrays; it must ignore masked samples itself.
       data: the data that the split indexes.
       split: the samples.
-      batch_size: samples of a batch; the last one is filled up, and masked.
+      batch_size: samples per batch; the last batch is padded and masked.
     """
 
     def term(i):

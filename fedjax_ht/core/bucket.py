@@ -1,4 +1,4 @@
-"""A bucket, all clients of one architecture, and the functions that run its models."""
+"""A bucket (all clients of one architecture) and the functions that run its models."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from fedjax_ht.core.trees import Array, PyTree, zeros_of
 class Bucket:
     """All clients of one architecture.
 
-    A bucket is static and hashable, as a key of compiled functions. It contains no clients.
+    A bucket is static and hashable, so that it can key compiled functions. It contains no clients.
 
     Attributes:
       name: the architecture's name, unique in the federation.
@@ -29,16 +29,16 @@ class Bucket:
       input_shape: shape of one sample, such as (H, W, C), see `core.inputs.InputShape`.
       num_classes: columns of `classify`, the outputs of its task.
       feature_dim: columns of `features`.
-      shared: the auxiliary model that every client may hold beside its own, as a separate bucket,
-        so that all functions below accept it; None in that bucket.
+      shared: the auxiliary model that every client may hold besides its own. It is a separate
+        bucket, so that all functions below accept it; None in that bucket.
       width: width rate of a sliced model, 1.0 for a whole one.
-      task: the meaning of its outputs.
-      draws, flat_norms, freezes: findings of the module's trace, see `module_checks.Traced`.
-      weights: initial values of its models, as NumPy arrays: a part of the tree of
-        `init_variables`, such as {"params": {"base"}, "stats": {"base"}}; None for random ones.
-        Equality and hash ignore them. Compiled functions take them as an argument, not as constants
-        (`weights_of`). The entry "frozen" has the module's variables that no training changes, one
-        copy for all clients (`with_frozen`).
+      task: the meaning of the outputs.
+      draws, flat_norms, freezes: results of tracing the module, see `module_checks.Traced`.
+      weights: initial values of its models, as NumPy arrays: a subtree of `init_variables`, such as
+        {"params": {"base"}, "stats": {"base"}}; None for random values. Equality and hash ignore
+        them. Compiled functions take them as an argument, not as constants (`weights_of`). The
+        entry "frozen" has the module's non-trainable variables, one copy for all clients
+        (`with_frozen`).
     """
 
     name: str
@@ -62,7 +62,7 @@ def make_bucket(
     num_classes: int,
     task: Task = CLASSIFICATION,
 ) -> tuple[Bucket, int]:
-    """Makes the bucket of a module, which is checked, and counts the module's parameters."""
+    """Checks a module, and returns its bucket and its number of parameters."""
     check_module(name, module)
     trace = traced(name, module, input_shape)
     features, logits = trace.features, trace.logits
@@ -87,15 +87,15 @@ def make_bucket(
 
 
 def init_variables(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
-    """Draws a client's first model.
+    """Initialises a client's model.
 
     Args:
-      bucket: the bucket of the client.
-      key: the key that the random values are drawn by.
+      bucket: the client's bucket.
+      key: key of the random values.
 
     Returns:
       {"params": {"base", "head"}, "stats": batch statistics, {} if the model has none}. Parts in
-      `Bucket.weights` come from there, the others are random.
+      `Bucket.weights` are copied from there; the others are random.
     """
     variables = bucket.module.init(key, zeros(bucket.input_shape))
     model = {"params": variables["params"], "stats": variables.get("batch_stats", {})}
@@ -103,21 +103,21 @@ def init_variables(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
 
 
 def model_form(bucket: Bucket) -> PyTree:
-    """Returns shapes and dtypes of `init_variables`."""
+    """Returns the shapes and dtypes of `init_variables`."""
     return jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
 
 
 def start_from(weights: PyTree, variables: PyTree) -> PyTree:
-    """Puts weights into variables, part by part.
+    """Replaces parts of variables by weights.
 
     Args:
       weights: `Bucket.weights`, or None.
       variables: collection -> part -> tree, such as `init_variables` returns.
 
     Returns:
-      The variables; a part that `weights` has with the same structure and shapes comes from there.
-      Others stay: a method may give models heads of its own (FedKTL's have as many outputs as its
-      ETF).
+      The variables, in which each part that `weights` has with the same structure and shapes is
+      replaced. Other parts stay: a method may replace the heads (FedKTL's have as many outputs as
+      its ETF).
     """
     started = {}
     for collection, parts in variables.items():
@@ -134,7 +134,7 @@ def _form(tree: PyTree) -> PyTree:
 
 
 def weights_of(bucket: Bucket | None) -> PyTree:
-    """Returns the weights of a bucket and of its auxiliary model, as an argument of a program."""
+    """Returns the weights of a bucket and its auxiliary model, as an argument of a program."""
     return None if bucket is None else (bucket.weights, weights_of(bucket.shared))
 
 
@@ -146,10 +146,10 @@ def put_weights(bucket: Bucket, weights: PyTree) -> Bucket:
 
 
 def with_frozen(bucket: Bucket) -> Bucket:
-    """Draws frozen variables of a bucket and of its auxiliary model, where weights lack them.
+    """Draws the frozen variables of a bucket and its auxiliary model that the weights lack.
 
-    The draw is by a fixed key, the same for all clients, seeds and processes. A bucket whose module
-    has no frozen variables stays as it is.
+    The key is fixed, the same for all clients, seeds and processes. A bucket whose module has no
+    frozen variables is returned unchanged.
     """
     if bucket.shared is not None:
         bucket = dataclasses.replace(bucket, shared=with_frozen(bucket.shared))
@@ -160,15 +160,17 @@ def with_frozen(bucket: Bucket) -> Bucket:
 
 
 def frozen_form(bucket: Bucket) -> PyTree:
-    """Returns shapes and dtypes of a module's frozen variables; {} where it has none."""
+    """Returns the shapes and dtypes of a module's frozen variables; {} if it has none."""
     if not bucket.freezes:
         return {}
     return jax.eval_shape(functools.partial(_init_frozen, bucket), jax.random.key(0))
 
 
 def traceable(bucket: Bucket) -> Bucket:
-    """Puts zeros for the frozen variables of a bucket and of its auxiliary model, inside the trace
-    of a program that is looked at and never run."""
+    """Sets the frozen variables of a bucket and its auxiliary model to zeros.
+
+    For traces of programs that are inspected and never run.
+    """
     if bucket.shared is not None:
         bucket = dataclasses.replace(bucket, shared=traceable(bucket.shared))
     if not bucket.freezes:
@@ -182,8 +184,10 @@ def _init_frozen(bucket: Bucket, key: Key[Array, ""]) -> PyTree:
 
 
 def frozen_of(bucket: Bucket | None) -> PyTree:
-    """Returns the frozen variables of a bucket and of its auxiliary model, as an argument of a
-    program; {} where a module has none."""
+    """Returns the frozen variables of a bucket and its auxiliary model, {} if a module has none.
+
+    They are an argument of a program.
+    """
     if bucket is None:
         return None
     return (bucket.weights or {}).get(FROZEN, {}), frozen_of(bucket.shared)
@@ -198,7 +202,7 @@ def put_frozen(bucket: Bucket, frozen: PyTree) -> Bucket:
 
 
 def frozen_collection(bucket: Bucket) -> PyTree:
-    """Returns {"frozen": the frozen variables} of a bucket's module, to apply it by; {} without."""
+    """Returns {"frozen": frozen variables}, to apply a bucket's module with; {} if it has none."""
     weights = bucket.weights or {}
     return {FROZEN: weights[FROZEN]} if FROZEN in weights else {}
 
@@ -220,13 +224,13 @@ def features(
     """Runs the feature extractor; returns its features and the new batch statistics.
 
     Args:
-      bucket: the bucket of the client; its module runs.
+      bucket: the client's bucket.
       params, stats: parameters and batch statistics of one client's model.
       x: the model's input, such as images float [B, H, W, C].
-      mask: bool [B], the real samples.
+      mask: bool [B], True for real samples.
       train: True normalises by batch statistics, and applies dropout if there is a key; False
         normalises by running statistics.
-      key: the key of the module's dropout; None drops nothing.
+      key: the key of the module's dropout; None disables dropout.
     """
     out, changed = run_features(
         bucket, params, stats, x, mask, train=train, key=key, mutable=("batch_stats",)
@@ -235,8 +239,10 @@ def features(
 
 
 def counting_key(bucket: Bucket) -> Key[Array, ""] | None:
-    """Returns a key for traces of training that are counted and not run: None drops nothing, and
-    suits all modules but those that draw by more than nn.Dropout."""
+    """Returns a key for training traces that are counted and not run.
+
+    None disables dropout. It suits all modules except those that draw by more than nn.Dropout.
+    """
     return jax.random.key(0) if bucket.draws else None
 
 
@@ -254,7 +260,7 @@ def run_features(
     """Runs the feature extractor; returns its features and the collections that it changed.
 
     Args:
-      bucket, params, stats, x, mask, train, key: arguments as of `features`.
+      bucket, params, stats, x, mask, train, key: arguments as for `features`.
       mutable: names of the collections that it may change.
     """
     frozen = frozen_collection(bucket)
@@ -263,8 +269,7 @@ def run_features(
 
 @functools.partial(jax.jit, static_argnames=("module", "mutable", "train"), inline=True)
 def _run(module, mutable, params, stats, frozen, x, mask, *, train: bool, key):
-    # Inlined, it leaves no call in a program; as a jit, it is traced once for a module and not at
-    # every use.
+    # jit traces the module once instead of at every use; inlining leaves no call in the program.
     run = functools.partial(module.apply, method="features", mutable=list(mutable))
     variables = {"params": params, "batch_stats": stats} | frozen
     if key is None:
@@ -279,10 +284,10 @@ def own_features(
     """Runs a client's feature extractor in evaluation mode: float [B, K].
 
     Args:
-      bucket: the bucket of the client.
+      bucket: the client's bucket.
       client: the client's state, with the model as "params" and "stats".
       x: the model's input, such as images float [B, H, W, C].
-      mask: bool [B], the real samples.
+      mask: bool [B], True for real samples.
     """
     return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
@@ -298,6 +303,5 @@ def logits(
 def head_scores(
     bucket: Bucket, client: PyTree, x: PyTree, mask: Bool[Array, " B"]
 ) -> Float[Array, "B C"]:
-    """Computes a client's logits in evaluation mode, [B, num_classes]; arguments as of
-    `own_features`."""
+    """Computes a client's logits [B, num_classes] in evaluation mode; see `own_features`."""
     return logits(bucket, client["params"], own_features(bucket, client, x, mask))

@@ -1,10 +1,10 @@
-"""Codes of uplinks: the form in which an upload crosses the wire, where it is not the upload.
+"""Codes of uplinks: compressed forms in which uploads cross the wire.
 
-A method that sends 8-bit integers, bits or a few entries of many returns floats from its
-`client_update` all the same, and declares a `Code` in its `Wire`. The coded form goes over the wire
-and is counted; everyone behind the wire (deadlines, outliers, defences, secure sums, the method's
-own server) sees the decoded one. What attackers change is what they would send, which is coded
-after it: bytes stay right, and no attack hides in integers.
+A method that sends 8-bit integers, bits or a few entries of many still returns floats from
+`client_update`, and declares a `Code` in its `Wire`. The coded message crosses the wire, and its
+bytes are counted. Everything behind the wire (deadlines, outliers, defences, secure sums, the
+method's own server) sees the decoded upload. Attackers change an upload before it is coded: byte
+counts stay right, and no attack hides in integers.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from fedjax_ht.core.trees import PyTree
 
 
 class Code(NamedTuple):
-    """Functions between an upload and the message that crosses the wire for it.
+    """Functions that encode an upload as a message, and decode it again.
 
     Both sides know a client's bucket, its downlink and the context of its training
-    (`Purpose.TRAIN`: the key of client and round, and what the system knows of the client).
+    (`Purpose.TRAIN`: the key of client and round, and the client's `ClientInfo`).
 
     Attributes:
       encode: (bucket, uplink, downlink, ctx) -> the message, a pytree of arrays of any dtype,
         `Masked` and `Metadata`.
-      decode: (bucket, message, downlink, ctx) -> an upload in the form of `uplink`, of floats. Any
+      decode: (bucket, message, downlink, ctx) -> an upload of floats, in the form of `uplink`. Any
         message of the right form must decode, because a server does not trust its clients.
       remembers: True if clients keep the coding error in their state (error feedback).
 
     Example:
-      Signs, one bit for each number:
+      Signs, one bit per number:
 
       >>> def encode(bucket, uplink, downlink, ctx):
       ...     return jnp.packbits(uplink > downlink)
@@ -51,15 +51,14 @@ def encoded(code: Code, bucket: Bucket, uplink, downlink, root, round, info) -> 
 
     Args:
       code: the method's code.
-      bucket: the bucket of the client.
-      uplink: the upload, as `client_update` and the channel's transforms leave it.
+      bucket: the client's bucket.
+      uplink: the upload, after `client_update` and the channel's transforms.
       downlink: the downlink that it answers, as the client received it.
-      root, round, info: arguments as of `context.client_context`.
+      root, round, info: arguments as for `context.client_context`.
     """
     return code.encode(bucket, uplink, downlink, client_context(Purpose.TRAIN, root, round, info))
 
 
 def decoded(code: Code, bucket: Bucket, message, downlink, root, round, info) -> PyTree:
-    """Returns the upload that a message stands for, at the server as at the client; arguments as of
-    `encoded`."""
+    """Returns the upload that a message encodes, on the server or a client; see `encoded`."""
     return code.decode(bucket, message, downlink, client_context(Purpose.TRAIN, root, round, info))

@@ -1,4 +1,4 @@
-"""Compiles functions to programs on a mesh: one a bucket on CPU, one for all buckets on GPUs."""
+"""Compiles functions to programs on a mesh: one per bucket on CPU, one for all buckets on GPUs."""
 
 import functools
 import logging
@@ -27,7 +27,7 @@ GRAPHED = (
     "CONDITIONAL",
     "WHILE",
 )
-"""Kinds of work that XLA may put into a CUDA graph: its defaults, conditionals and loops."""
+"""Command types that XLA may put into a CUDA graph: its defaults, conditionals and loops."""
 
 
 _IN_GRAPHS = {
@@ -41,33 +41,34 @@ GRAPH_OPTIONS: dict[tuple[int, ...], dict[str, str]] = {
     (0, 11): _IN_GRAPHS,
     (0, 12): _IN_GRAPHS,
 }
-"""Options of programs on GPUs by the (major, minor) versions of jax.
+"""Options of programs on GPUs, by (major, minor) version of jax.
 
-Rounds compiled for an H100 with jax 0.10 and 0.12 were one graph, except FedKD's. With jax 0.11
-rounds ran on one (benchmarks/results/gpu_h100.md). The options are no promise of jax, and XLA
-refuses those that it does not know.
+With jax 0.10 and 0.12, rounds compiled for an H100 were one graph, except FedKD's. With jax 0.11,
+rounds ran on an H100 (benchmarks/results/gpu_h100.md). jax does not guarantee these options, and
+XLA rejects unknown ones.
 """
 
 QUICK_OPTIONS: dict[tuple[int, ...], dict[str, bool]] = {
     (0, 10): {"xla_cpu_use_fusion_emitters": False}
 }
-"""Options of programs on CPUs that compile longer than they run, by version as above.
+"""Options of CPU programs that take longer to compile than to run, by version as above.
 
-The emitters cost half of a program's compilation, and save it 4 to 7 % of its time. Later versions
-have no such option.
+The emitters take half of the compile time, and save 4 to 7 % of the run time. Later versions have
+no such option.
 """
 
 
 def compiler_options(platform: str, quick: bool = False) -> dict[str, Any] | None:
-    """Returns the options of `jax.jit` for programs on "cpu", "gpu" or "tpu"; `quick` is for those
-    that do not train, so that compiling costs more than running.
+    """Returns the options of `jax.jit` for programs on "cpu", "gpu" or "tpu".
+
+    `quick` is for programs that do not train, where compiling costs more than running.
 
     On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops
-    whose lengths are known on the device alone: outside a graph the host copies the condition back
-    and waits, once an iteration. Inside one a round is a single launch; and what does not depend on
-    each other, such as two buckets, is free to run side by side, for memory of its own. By default
-    XLA leaves out what has fewer than five steps, such as the loop that scores a bucket's clients.
-    With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a warning says so.
+    whose lengths only the device knows. Outside a graph the host copies the condition back and
+    waits, once per iteration. Inside a graph a round is a single launch. Independent parts, such as
+    two buckets, may then run in parallel, with memory of their own. By default XLA excludes parts
+    of fewer than five steps, such as the loop that scores a bucket's clients. For versions of jax
+    that `GRAPH_OPTIONS` lacks, programs are compiled without graphs, with a warning.
     """
     if platform == "cpu" and quick:
         return QUICK_OPTIONS.get(jax.__version_info__[:2])
@@ -79,7 +80,7 @@ def compiler_options(platform: str, quick: bool = False) -> dict[str, Any] | Non
     return options
 
 
-@functools.cache  # once in a process, though every compiled function asks
+@functools.cache  # warns once per process, although every compiled function calls it
 def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
     _LOGGER.warning(
@@ -88,15 +89,16 @@ def _warn_of_no_graphs(version: str) -> None:
     )
 
 
-JAX_LEAST_SECONDS = 1.0  # jax's default, below which it does not keep a program
+JAX_LEAST_SECONDS = 1.0  # jax's default: it does not cache programs that compile faster
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk, too, for later processes: in jax's folder for them if it has
-    one, else below the user's cache folder.
+    """Caches compiled programs on disk for later processes.
 
-    JAX_ENABLE_COMPILATION_CACHE=0 keeps none. All programs are kept, where jax itself leaves out
-    those that compile in less than a second; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1 does so.
+    The folder is jax's compilation cache if one is set, else below the user's cache folder.
+    JAX_ENABLE_COMPILATION_CACHE=0 disables the cache. All programs are kept, whereas jax by default
+    skips those that compile in less than a second. JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
+    restores that.
     """
     config: Any = jax.config  # declares none of its options
     if not config.jax_enable_compilation_cache:
@@ -110,7 +112,7 @@ def enable_compilation_cache() -> None:
 
 
 def compiled(fn: Callable, donate_argnums: Sequence[int] = (), *, quick: bool = False) -> Callable:
-    """Compiles a function for the default devices, with the options of their platform."""
+    """Compiles a function for the default devices, with their platform's options."""
     return jax.jit(
         fn,
         donate_argnums=tuple(donate_argnums),
@@ -119,11 +121,10 @@ def compiled(fn: Callable, donate_argnums: Sequence[int] = (), *, quick: bool = 
 
 
 def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
-    """Compiles jitted functions side by side for the arguments of their next calls.
+    """Compiles jitted functions in parallel for the arguments of their next calls.
 
-    Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by
-    itself it leaves much of a program's compilation to one core, too. The calls themselves then
-    find their programs.
+    Tracing runs in Python on one core, while XLA compiles traced functions on the others. A single
+    compilation by XLA runs largely on one core. The later calls find their compiled programs.
 
     Args:
       calls: (jitted function, its arguments).
@@ -139,7 +140,7 @@ def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
 
 
 def platform_of(mesh: Mesh) -> str:
-    """Returns "cpu", "gpu" or "tpu", which all devices of a mesh are."""
+    """Returns the platform of a mesh's devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
 
 
@@ -149,47 +150,45 @@ def on_mesh(run: Callable, mesh: Mesh, trains: bool) -> Callable:
     Args:
       run: the function of (states, schedule, server, data, when) on one device; states, schedule
         and data may be dicts by bucket.
-      mesh: the mesh of all devices that take part.
-      trains: True makes the states' buffers those of the result, so that client states are held
-        once; the caller's states are gone afterwards. False compiles in a shorter time, see
-        `QUICK_OPTIONS`.
+      mesh: the mesh of all participating devices.
+      trains: True donates the states' buffers to the result, so that memory has client states once;
+        the caller's states are then deleted. False compiles faster, see `QUICK_OPTIONS`.
 
     Returns:
-      The function of all devices' arguments: states and schedules have the devices' parts one
-      behind another, and a schedule's count is int32 [devices]. Results are sharded likewise.
+      The function of all devices' arguments: states and schedules concatenate the devices' parts,
+      and a schedule's count is int32 [devices]. Results are sharded likewise.
     """
     sharded = jax.shard_map(
         run,
         mesh=mesh,
         in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
         out_specs=SHARDED,
-        # Devices do not communicate, so that there is no replication to check.
+        # Devices do not communicate, so there is no replication to check.
         check_vma=False,
     )
     return jax.jit(
         sharded,
         donate_argnums=0 if trains else (),  # argument 0 are the states
-        # On one device jax may name another sharding, and compile anew for states that have it.
+        # On one device jax may choose another sharding, and recompile for states that have it.
         out_shardings=NamedSharding(mesh, SHARDED),
         compiler_options=compiler_options(platform_of(mesh), quick=not trains),
     )
 
 
 def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, trains: bool) -> Callable:
-    """Compiles the functions of all buckets to one.
+    """Compiles the functions of all buckets into one function.
 
-    On GPUs that is one program: buckets do not depend on each other, so that they are parallel
-    branches of its graph (docs/decisions/0026-gpu-one-program.md). On CPU it is one program a
-    bucket: there is nothing to win, and less to compile anew
-    (docs/decisions/0025-cpu-bucket-programs.md).
+    On GPUs it is one program: buckets are independent, and so are parallel branches of its graph
+    (docs/decisions/0026-gpu-one-program.md). On CPU it is one program per bucket: a joint program
+    would gain nothing, and more would be recompiled (docs/decisions/0025-cpu-bucket-programs.md).
 
     Args:
       runs: bucket name -> function of (states, schedule, server, data, when).
       mesh, trains: arguments as for `on_mesh`.
 
     Returns:
-      Function of ({bucket: states}, {bucket: schedule}, server, {bucket: data}, when) that returns
-      {bucket: result}, of the buckets whose states it gets.
+      ({bucket: states}, {bucket: schedule}, server, {bucket: data}, when) -> {bucket: result}, for
+      the buckets whose states are given.
     """
     if platform_of(mesh) == "gpu":
 
@@ -202,11 +201,11 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, trains: bool) -> C
 
         return on_mesh(together, mesh, trains)
     programs = {name: on_mesh(run, mesh, trains) for name, run in runs.items()}
-    called: set[tuple] = set()  # forms of arguments whose programs are compiled
+    called: set[tuple] = set()  # argument shapes whose programs are compiled
 
     def by_bucket(states, schedules, server, data, when):
         arguments, new = {}, []
-        # Inside a program around it nothing is compiled here.
+        # Inside an outer trace nothing is compiled here.
         is_traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(server))
         for name in states:
             arguments[name] = states[name], schedules[name], server, data[name], when

@@ -1,5 +1,4 @@
-"""The arguments of a method's functions beside states and messages: the circumstances of a call,
-and a bucket's uplinks at the server."""
+"""Arguments of a method's functions besides states and messages: contexts and received uplinks."""
 
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ Metrics = dict[str, Float[Array, ""]]  # by name
 
 
 class ClientInfo(NamedTuple):
-    """The system's knowledge of one client; every field is traced.
+    """What the system knows about one client; every field is traced.
 
     Attributes:
       id: int32 scalar, the client's id in the whole federation.
@@ -31,22 +30,22 @@ class ClientInfo(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The circumstances of a call of one of a method's functions.
+    """Context of a call of one of a method's functions.
 
     Attributes:
       key: random key, already folded from (seed, round, client id).
       round: int32 scalar, from 0.
-      info: the system's knowledge of the client; None on the server.
+      info: what the system knows about the client; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
       shared_key: a key folded from (seed, round) alone, the same for the server and all clients.
-        server_update can repeat a draw of broadcast by this key and the client's id. None for
+        With this key and a client's id, server_update can repeat a draw of broadcast. None for
         init_client.
       data: data for server_update, if the method needs any, else None. The split "public" is the
         public set (`Needs.public_samples`), and the split "train" all clients' training samples
         (`Needs.clients_data`).
       federation: the federation, for an init_client whose state depends on messages, see
         `message_forms.uplink_form`; None elsewhere.
-      adapt_epochs: int32 scalar, in a client_update that tunes a client for its score alone, see
+      adapt_epochs: int32 scalar in a client_update that only tunes a client before scoring, see
         `Scoring.adapt_epochs`; None in rounds.
     """
 
@@ -74,8 +73,8 @@ class Received(NamedTuple):
     Attributes:
       uplink: the method's uplink with a leading axis [P] over the participants.
       info: ClientInfo with a leading axis [P].
-      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
-        these rows may be NaN and must not be read.
+      arrived: bool [P], False for padding, drop-outs and non-finite uplinks. These rows may be NaN
+        and must not be read.
     """
 
     uplink: PyTree
@@ -84,6 +83,5 @@ class Received(NamedTuple):
 
     @property
     def sent_round(self) -> Int[HostNumber, " P"] | None:
-        """The round whose downlink each uplink answers, int32 [P]. Late uploads have an earlier
-        round."""
+        """The round whose downlink each uplink answers, int32 [P]; earlier for late uploads."""
         return self.info.sent_round

@@ -1,5 +1,8 @@
-"""Checks of a method: its needs of a federation, before anything is compiled, and the values that
-its functions return, where these are traced, so that they cost no time in a compiled program."""
+"""Checks of a method: whether a federation meets its needs, and what its functions return.
+
+Needs are checked before anything is compiled. Returned values are checked during tracing, so that
+compiled programs spend no time on it.
+"""
 
 import contextlib
 import functools
@@ -21,11 +24,11 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, is_payload, leaves_of
 
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
-"""Phrases of chex, and what a message of this library says instead."""
+"""Phrases of chex -> replacements in this library's messages."""
 
 
 def lacks_public_set(method: Method) -> str:
-    """Says in one line that a method needs a public set, and how to give one."""
+    """Returns a one-line message that a method needs a public set, and how to provide one."""
     return (
         f"{method.name} needs a public set, which server and clients have: set dataset.public to "
         "hold_out:0.1, a share of the samples, or to the name of a data set; from Python give "
@@ -34,7 +37,7 @@ def lacks_public_set(method: Method) -> str:
 
 
 def require_public_set(method: Method, federation: Federation) -> None:
-    """Checks that a method which reads a public set has one that is large enough.
+    """Checks that a method that reads a public set has a large enough one.
 
     Raises:
       ValueError: there is none, or it has fewer samples than a round uses. One line.
@@ -53,12 +56,14 @@ def require_public_set(method: Method, federation: Federation) -> None:
 
 
 def public_bytes(public: PublicSet | None, data: Data | None) -> int | None:
-    """Computes the bytes of the public set's stored samples, and of its labels where these are
-    known; None for methods that read none.
+    """Returns the bytes of the public set's stored samples, and of its labels if it has any.
 
     Args:
-      public: the size of the public set.
-      data: samples among which the public ones are.
+      public: the size of the public set; None for methods that read none.
+      data: samples that include the public ones.
+
+    Returns:
+      The bytes; None without a public set or data.
     """
     if public is None or data is None:
         return None
@@ -69,16 +74,17 @@ def public_bytes(public: PublicSet | None, data: Data | None) -> int | None:
 
 
 def keeps_statistics(bucket: Bucket) -> bool:
-    """Returns whether a model keeps running statistics of its norms."""
+    """Returns whether a model's norms keep running statistics."""
     model = model_form(bucket)
     return bool(jax.tree.leaves(model["stats"]))
 
 
 def require_task(method: Method, federation: Federation) -> None:
-    """Refuses a method that reads labels as classes in a federation of another task.
+    """Checks that a method suits the federation's task.
 
     Raises:
-      ValueError: see above. One line.
+      ValueError: the method compares classes, and the task is not classification; or a recipe
+        augments images although targets have several axes. One line.
     """
     task = federation.task
     if task is not CLASSIFICATION and method.needs.classes:
@@ -94,7 +100,7 @@ def require_task(method: Method, federation: Federation) -> None:
 
 
 def require_server_statistics(method: Method, federation: Federation) -> None:
-    """Checks that a server has the running statistics that its own model is scored by.
+    """Checks that a server has the running statistics needed to score its own model.
 
     Raises:
       ValueError: the model's norms keep running statistics, and the method averages none. One line.
@@ -111,10 +117,10 @@ def require_server_statistics(method: Method, federation: Federation) -> None:
 
 
 def guarded(method: Method) -> Method:
-    """Makes a method's functions refuse, in one line, values that break the contract.
+    """Makes a method's functions raise one-line errors for values that break the contract.
 
-    What a function raises itself gets a note that names the function, see `BaseException.add_note`:
-    the traceback alone would name the function of this library that happened to trace it first.
+    Exceptions of a function itself get a note with its name (`BaseException.add_note`). The
+    traceback alone would name the function of this library that happened to trace it first.
     """
     return around(method, _guarded)
 
@@ -124,8 +130,10 @@ def _guarded(method: Method) -> Method:
 
 
 def _checked(method: Method, name: str) -> Callable:
-    """Wraps a function of the method: its output is checked, and that it leaves what it is given as
-    it is; its errors get a note with its name."""
+    """Wraps a function of the method: checks its output, and that it does not write into arguments.
+
+    Its errors get a note with its name.
+    """
     function, check = getattr(method, name), CHECKS[name]
 
     @functools.wraps(function)
@@ -163,7 +171,7 @@ def _check_client_update(method: Method, arguments: tuple, out: Any) -> tuple:
     values = "(client, uplink, metrics)"
     new, uplink, metrics = _require_values(method, "client_update", out, values)
     _require_state(method, "client_update", "client", client, new)
-    uplink = jax.tree.map(jnp.asarray, uplink)  # of a count that is a constant NumPy makes scalars
+    uplink = jax.tree.map(jnp.asarray, uplink)  # a constant count may be a NumPy scalar
     _require_floats(method, uplink)
     return new, uplink, _require_metrics(method, "client_update", metrics)
 
@@ -202,22 +210,24 @@ CHECKS: dict[str, Callable[[Method, tuple, Any], Any] | None] = {
     "server_update": _check_server_update,
     "predict": _check_predict,
 }
-"""The functions of a method that are traced, each with the check of (method, arguments, output)
-that returns the output; None where it may return anything."""
+"""Traced functions of a method -> check (method, arguments, output) -> output.
+
+None if the function may return any value.
+"""
 
 
 @contextlib.contextmanager
 def one_line(subject: str) -> Iterator[None]:
-    """Turns a failed assertion of chex into a ValueError of one line.
+    """Turns a failed assertion of chex into a one-line ValueError.
 
     Args:
-      subject: the beginning of the line, before a colon.
+      subject: the beginning of the message, before a colon.
     """
     try:
         yield
     except AssertionError as error:
         reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
-        # no values
+        # without values
         reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)
         for phrase, clearer in CLEARER.items():
             reason = reason.replace(phrase, clearer)
@@ -225,7 +235,7 @@ def one_line(subject: str) -> Iterator[None]:
 
 
 def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
-    """Returns a function's output, if it is a tuple of as many values as `values` names."""
+    """Returns a function's output; ValueError unless it is a tuple with one value per name."""
     count = values.count(",") + 1
     if not isinstance(out, tuple) or len(out) != count:
         returned = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
@@ -234,13 +244,13 @@ def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
 
 
 def _require_state(method: Method, name: str, side: str, before: PyTree, after: PyTree) -> None:
-    """Refuses a state of another structure, other shapes or other dtypes.
+    """Checks that a state keeps its structure, shapes and dtypes.
 
     Args:
       method: the method, named in the message.
       name: the name of the function that returns the state.
       side: "client" or "server".
-      before, after: the state that the function was given, and the one that it returned.
+      before, after: the state passed to the function, and the state that it returned.
     """
     forms = jax.eval_shape(lambda *trees: trees, before, after)
     state = f"the {side}'s state that {name} of {method.name!r} returns"
@@ -249,14 +259,16 @@ def _require_state(method: Method, name: str, side: str, before: PyTree, after: 
 
 
 def _require_floats(method: Method, uplink: PyTree) -> None:
-    """Refuses an upload with numbers that nobody behind the wire could read.
+    """Checks that all arrays of an upload outside `Metadata` are floats.
+
+    Others could not be read behind the wire, e.g. by defences.
 
     Args:
       method: the method, named in the message.
       uplink: an upload as `client_update` returns it, or its form.
 
     Raises:
-      ValueError: an array outside `Metadata` holds no floats. One line.
+      ValueError: an array outside `Metadata` is not of floats. One line.
     """
     for leaf in leaves_of(uplink):
         if isinstance(leaf, Metadata) or is_payload(leaf):

@@ -1,7 +1,7 @@
-"""Counts in uploads, and whether they are those of a client with its samples.
+"""Counts in uploads, and whether they are plausible for a client with its samples.
 
-Servers weigh clients by the counts in their uploads (`Metadata`): numbers of samples, of samples by
-class. `Wire.counts` says what a method counts.
+Servers weight clients by the counts in their uploads (`Metadata`): numbers of samples, in total or
+by class. `Wire.counts` says what a method counts.
 """
 
 import jax
@@ -19,7 +19,7 @@ LARGEST = 2.0**31 - 2**8  # near the largest float32 that an int32 holds
 
 
 def counts_of(uplink: PyTree) -> list[Num[Array, "..."]]:
-    """Returns the counts in an upload, 0 where nothing is sent; flags, which are bool, are none."""
+    """Returns the counts in an upload, 0 where nothing is sent; bool flags are not counts."""
     counts = []
     for leaf in leaves_of(uplink):
         if isinstance(leaf, Metadata):
@@ -28,12 +28,12 @@ def counts_of(uplink: PyTree) -> list[Num[Array, "..."]]:
 
 
 def has_counts(form: PyTree) -> bool:
-    """Returns whether uploads of a form have counts."""
+    """Returns whether uploads of this form have counts."""
     return bool(jax.eval_shape(counts_of, form))
 
 
 def with_scaled_counts(uplink: PyTree, factor: Float[HostNumber, "*clients"] | float) -> PyTree:
-    """Multiplies the counts in an upload, and rounds whole numbers down.
+    """Multiplies the counts in an upload, and rounds integers down.
 
     Args:
       uplink: an uplink of one client, or uplinks stacked over P clients.
@@ -56,18 +56,18 @@ def with_scaled_counts(uplink: PyTree, factor: Float[HostNumber, "*clients"] | f
 
 
 def counts_fit(method: Method, received: Received, architecture: str = "") -> Bool[Array, " P"]:
-    """Returns whether the counts of each upload are those of a client with its samples, bool [P].
+    """Returns whether each upload's counts are plausible for its number of samples, bool [P].
 
     Args:
-      method: the method that the uploads belong to.
+      method: the method of the uploads.
       received: the uploads of one bucket, with their `info`.
-      architecture: the bucket's name, by which its recipe is known.
+      architecture: the bucket's name, which selects its recipe.
     """
     num_samples = jnp.asarray(received.info.num_samples).astype(jnp.float32)
     fits = jnp.ones(num_samples.shape, bool)
     if method.wire.counts == "other":
         return fits
-    num_samples = jnp.maximum(num_samples, 1)  # with privacy every client counts as one sample
+    num_samples = jnp.maximum(num_samples, 1)  # with privacy each client counts as one sample
     by_class = num_samples
     if method.wire.counts == "steps":
         training = method.training_of(architecture)
@@ -75,6 +75,7 @@ def counts_fit(method: Method, received: Received, architecture: str = "") -> Bo
     for counts in counts_of(received.uplink):
         rows = counts.astype(jnp.float32).reshape(len(fits), -1)
         most = by_class if rows.shape[1] > 1 else num_samples
-        within = (rows >= 0) & (rows <= most[:, None])  # of a NaN neither is true
+        within = (rows >= 0) & (rows <= most[:, None])  # both are False for NaN
+
         fits &= within.all(1) & (rows.sum(1) <= SLACK * most)
     return fits

@@ -1,4 +1,4 @@
-"""The compiled evaluation: counts correct predictions of clients and of the server's own model."""
+"""The compiled evaluation: counts correct predictions of the clients and the server's own model."""
 
 import dataclasses
 import functools
@@ -26,39 +26,41 @@ from fedjax_ht.core.trees import Array, HostNumber, PyTree, select
 
 ScoredState = Literal["received", "trained", "both"]
 NormStatistics = Literal["batch", "training"]
-"""Statistics that "static_batch" norms of the server's model use in its evaluation: those of the
-samples of a pass, or those of all clients' training samples (`core.statistics`)."""
+"""Statistics of "static_batch" norms when the server's model is evaluated.
+
+They come from the samples of a forward pass ("batch"), or from all clients' training samples
+("training", see `core.statistics`).
+"""
 
 
 FurtherRules = Callable[[Callable, Data, int], Callable]
-"""((x, mask) -> features [B, K], the client's data, number of classes C) -> the function (x, mask)
--> {rule: scores [B, C]}, see `Scoring.further_rules`."""
+"""((x, mask) -> features [B, K], the client's data, number of classes C) -> a function (x, mask) ->
+{rule: scores [B, C]}, see `Scoring.further_rules`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Options of an evaluation: the scored state of clients, and its forward passes.
+    """Options of an evaluation: the client state to score, and its forward passes.
 
     This is also the section `scoring` of a config.
 
     Attributes:
-      state: Scored state of a client: after the newest downlink ("received"), after its own
-        training ("trained"), or "both", the second in separate columns (trained_accuracy and
-        others).
-      batch_size: Samples of a forward pass; 0: a number for the device, or 64 if norms of a model
+      state: Client state to score: after the newest downlink ("received"), after its own training
+        ("trained"), or "both", the second in separate columns (trained_accuracy and others).
+      batch_size: Samples per forward pass; 0: a number for the device, or 64 if norms of a model
         use statistics of the batch.
-      train: Whether to report the accuracy on training samples as well (train_accuracy).
-      auc: Whether to report the area under the ROC curve on test sets as well (auc).
+      train: Whether to also report the accuracy on training samples (train_accuracy).
+      auc: Whether to also report the area under the ROC curve on test sets (auc).
       neighbours: Number of a client's nearest training samples that classify its test samples, in
         two more rules, see `metrics.neighbours`. 0: none.
-      adapt_epochs: Epochs of its own training, by the method, that a client takes after the newest
-        downlink and before it is scored; the result is not kept. 0: none.
-      global_statistics: Statistics of static_batch norms in the server's model: of the pass, or of
-        all training samples.
+      adapt_epochs: Epochs that a client trains by the method after the newest downlink, before it
+        is scored; the result is not kept. 0: none.
+      global_statistics: Statistics of static_batch norms in the server's model: of the forward
+        pass, or of all training samples.
 
     Raises:
-      ValueError: a field is out of its bounds, or `adapt_epochs` is set, and what training left is
-        scored. One line.
+      ValueError: a field is out of its bounds, or `adapt_epochs` is set although the trained state
+        is scored. One line.
     """
 
     state: ScoredState = "received"
@@ -71,7 +73,7 @@ class Scoring:
 
     @property
     def further_rules(self) -> tuple[str, ...]:
-        """The rules of an evaluation beside the method's own."""
+        """The rules of an evaluation besides the method's own."""
         return () if self.neighbours is None else ("own_mean", "neighbours")
 
     def __post_init__(self):
@@ -84,14 +86,15 @@ class Scoring:
 
 
 class EvaluationRequest(NamedTuple):
-    """The states and sets to score: an argument of the compiled evaluation, so that one program
-    serves rounds and evaluations.
+    """The states and sets to score.
+
+    It is an argument of the compiled evaluation, so that one program serves rounds and evaluations.
 
     Attributes:
-      received: bool; the clients after `receive` with the newest downlink, else as their training
-        left them.
-      splits: name of a clients' set -> bool, score it.
-      epochs: int32, those of `adapted`; None leaves it out of the program.
+      received: bool; True scores clients after `receive` with the newest downlink, False after
+        their training.
+      splits: name of a clients' set -> bool, whether to score it.
+      epochs: int32, the epochs of `adapted`; None excludes it from the program.
     """
 
     received: Bool[HostNumber, ""] | bool
@@ -111,7 +114,7 @@ def received_where(
     info: ClientInfo,
     received: Bool[HostNumber, ""] | bool,
 ) -> PyTree:
-    """Returns the client's state after receipt where `received` is True, else as it is.
+    """Returns the client's state after `receive` if `received` is True, else unchanged.
 
     Args:
       method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
@@ -121,7 +124,7 @@ def received_where(
     after = receive(method, bucket, client, downlink, data, root=root, round=round, info=info)
 
     def choose(new, old):
-        # Most methods receive nothing, or a head: what `receive` hands on as it is needs no copy.
+        # Most methods receive nothing or only a head: unchanged arrays need no copy.
         return old if new is old else jnp.where(received, new, old)
 
     return jax.tree.map(choose, after, client)
@@ -145,10 +148,10 @@ def adapted(
       method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
         `client` has received the downlink, and `data` is the client's own.
       epochs: passes of each training in client_update, traced; with 0, or without samples, the
-        client stays as it is.
+        client's state is unchanged.
 
     Raises:
-      ValueError: the method's clients do not train by `fl.train` as `data` says. One line.
+      ValueError: the method's clients do not train by `fl.train` with this trainer. One line.
     """
     calls: list[str] = []
 
@@ -180,27 +183,27 @@ def score_splits(
     auc: bool = False,
     further: FurtherRules | None = None,
 ) -> dict[str, Scores]:
-    """Scores one client on its own sets; by class on its test set, by the reported rule.
+    """Scores one client on its own sets; on its test set also by class, with the reported rule.
 
     Args:
-      method, bucket: the method and the bucket of the client.
+      method, bucket: the method and the client's bucket.
       client, downlink: the client's state, and the downlink that it received.
       data: the client's own data.
       requested: name of a set -> bool scalar; a set that is not requested counts as empty.
-      batch_size: samples a call.
-      auc: True computes the AUC on the test set, too, by the reported rule.
-      further: rules beside the method's own, by which the test set is scored, too.
+      batch_size: samples per call.
+      auc: True also computes the AUC on the test set, with the reported rule.
+      further: rules besides the method's own that also score the test set.
     """
     predict, scores = functools.partial(method.predict, bucket, client, downlink), {}
     predictors: dict[str, Callable] = dict.fromkeys(requested, predict)
     if further is not None and "test" in requested:
-        assert method.view.features is not None  # a simulation refuses such a method
+        assert method.view.features is not None  # a simulation rejects such methods
         of_client = functools.partial(method.view.features, bucket, client)
         by_features = further(of_client, data, bucket.num_classes)
         predictors["test"] = lambda x, mask: predict(x, mask) | by_features(x, mask)
     for name, is_requested in requested.items():
         split = data.splits[name]
-        # Requests are traced: an empty set takes no turn of the loop over batches.
+        # Requests are traced: for an empty set the loop over batches has no iterations.
         split = split._replace(count=jnp.where(is_requested, split.count, 0))
         reported = method.rules[0] if name == "test" else None
         scores[name] = score(
@@ -218,17 +221,16 @@ def score_splits(
 def make_scored_state(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """Makes the function that prepares a client for being scored.
+    """Makes the function that prepares a client for scoring.
 
     Args:
-      method, federation, bucket, channel: the parts that the function binds, as for
-        `round.bucket_round`.
+      method, federation, bucket, channel: arguments as for `round.bucket_round`.
       keeps: True if clients keep a state between rounds, see `keeps_state`; else a new state
         receives the downlink.
 
     Returns:
       (client, Participant, RunServer, the client's own data, round, EvaluationRequest) -> (the
-      method with the run's settings, the client's state as an evaluation scores it, downlink).
+      method with the run's settings, the client's state to score, downlink).
     """
 
     def prepare(client, participant: Participant, server: RunServer, data: Data, round, request):
@@ -253,7 +255,7 @@ def make_scored_state(
 def received_state(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel
 ) -> Callable:
-    """Compiles the state of a client that keeps nothing, as the newest downlink leaves it.
+    """Compiles the function that returns a stateless client's state after the newest downlink.
 
     Returns:
       (Participant, RunServer, data, round) -> the client's state.
@@ -282,7 +284,7 @@ def client_evaluation(
 
     Args:
       method, federation, bucket, channel, keeps: arguments as for `make_scored_state`.
-      batch_size: samples a call.
+      batch_size: samples per call.
       auc, further: arguments as for `score_splits`.
 
     Returns:
@@ -323,12 +325,12 @@ def bucket_evaluation(evaluate: Callable) -> Callable:
     """Makes the evaluation of a bucket's clients on one device.
 
     Args:
-      evaluate: the evaluation of one client, see `client_evaluation`; of clients that keep nothing
-        between rounds the states are ().
+      evaluate: the evaluation of one client, see `client_evaluation`; the states are () if clients
+        keep nothing between rounds.
 
     Returns:
       (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> {split:
-      Scores [P]}. The states stay as they are.
+      Scores [P]}. The states do not change.
     """
 
     def run(
@@ -342,8 +344,8 @@ def bucket_evaluation(evaluate: Callable) -> Callable:
             slot, participant = slot_and_participant
             return (), evaluate(at_slots(states, slot), participant, server, data, *when)
 
-        # The states are read by slot, not carried through the loop: evaluation changes none and
-        # must not copy them.
+        # States are read by slot instead of carried through the loop: evaluation does not change
+        # them and must not copy them.
         arguments = jnp.ravel(schedule.slots), schedule.arguments
         return run_clients(score_client, (), schedule._replace(arguments=arguments))[1]
 
@@ -357,14 +359,14 @@ def global_evaluation(
     batch_size: int,
     auc: bool = False,
 ) -> Callable:
-    """Compiles the evaluation of the server's own model by its head.
+    """Compiles the evaluation of the server's own model, with its head.
 
     Args:
-      method, federation: the method and the federation of the server.
+      method, federation: the server's method and federation.
       statistics: the samples that "static_batch" norms take their statistics from: each batch of
         the pass ("batch"), or all clients' training samples ("training").
-      batch_size: samples a call.
-      auc: True computes the AUC, too.
+      batch_size: samples per call.
+      auc: True also computes the AUC.
 
     Returns:
       ((server, {"train", "test"} -> Split), data) -> Scores.

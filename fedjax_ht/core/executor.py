@@ -1,5 +1,4 @@
-"""The one place where clients are batched: a bucket's participants run through a function of one
-client."""
+"""Runs a bucket's participants through a function of one client; nothing else batches clients."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,15 +13,15 @@ from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, take
 
 
 class Schedule(NamedTuple):
-    """Participants of one bucket in the order in which they run, padded to a fixed capacity P.
+    """Participants of one bucket in running order, padded to a fixed capacity P.
 
     Attributes:
-      slots: int32 [chunks, lanes], P in all: positions in the stacked states of the clients of each
-        chunk, which run side by side; out of range for padding.
-      arguments: pytree with leading axis P, the arguments of each client's function beside its
+      slots: int32 [chunks, lanes], P in all: each client's index in the stacked states; clients of
+        a chunk run in parallel. Out of range for padding.
+      arguments: pytree with leading axis P, the arguments of each client's function besides its
         state.
-      count: int32 [devices], how many are real on each device, where they come first; for a program
-        on one device an int32 scalar will do.
+      count: int32 [devices], number of real clients on each device, which precede padding; an int32
+        scalar suffices for a program on one device.
     """
 
     slots: Int[HostArray, "chunks lanes"]
@@ -31,12 +30,12 @@ class Schedule(NamedTuple):
 
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
-    """Returns the rows of a schedule into which any draw of participants fits, and its lanes.
+    """Returns the rows of a schedule that holds any draw of participants, and its lanes.
 
     Args:
-      participants: number of clients in a round, of all buckets.
-      bucket_size: number of clients of the bucket.
-      lanes: number of lanes that are asked for; no more are used than there are rows.
+      participants: number of clients in a round, over all buckets.
+      bucket_size: number of clients in the bucket.
+      lanes: requested number of lanes; at most the number of rows is used.
 
     Returns:
       The capacity P, a multiple of the lanes; and the lanes.
@@ -50,10 +49,10 @@ def longest_first(steps: Real[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
     """Orders participants by number of steps, so that lanes of one chunk finish together.
 
     Args:
-      steps: int or float [P], steps of each participant, or what they cost.
+      steps: int or float [P], each participant's steps or their cost.
 
     Returns:
-      int [P], positions in `steps`; equal ones keep their order.
+      int [P], indices into `steps`; ties keep their order.
     """
     return np.argsort(-np.asarray(steps), kind="stable")
 
@@ -85,15 +84,15 @@ def run_clients(
     compiled function serves any number of participants.
 
     Args:
-      fn: the function of one client; padding reaches it too where it shares a chunk with real ones.
-      states: client states stacked [n, ...]; only the schedule's slots change, in place where the
+      fn: the function of one client; it also runs on padding in chunks with real clients.
+      states: client states stacked [n, ...]; only the schedule's slots change, in place if the
         buffers are donated.
       schedule: the schedule of one device; with one lane `fn` is called without a client axis.
 
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
-    # Traced once, for its shapes and to run; inlined, so that no call is left of it.
+    # Traced once, both for shapes and to run; inlined, so that the program has no call.
     fn = jax.jit(fn, inline=True)
     lanes = schedule.slots.shape[1]
     # A client axis of one would turn matrix products into batched ones.
@@ -107,8 +106,8 @@ def run_clients(
         slots = schedule.slots[i, 0] if lanes == 1 else schedule.slots[i]
         arguments = _rows(schedule.arguments, start, lanes)
         new_states, new_outputs = batched(at_slots(states, slots), arguments)
-        # Written by index into the loop's carry: XLA updates the stacked states in place, and a
-        # padded row's slot, out of range, is dropped.
+        # Indexed writes into the loop's carry let XLA update the stacked states in place. Padded
+        # rows have slots out of range, and are dropped.
         states = jax.tree.map(lambda x, y: x.at[slots].set(y, mode="drop"), states, new_states)
         rows = start if lanes == 1 else start + jnp.arange(lanes)
         outputs = jax.tree.map(lambda x, y: x.at[rows].set(y), outputs, new_outputs)
@@ -120,12 +119,12 @@ def run_clients(
 
 
 def at_slots(states: PyTree, slots: Int[HostArray, "*lanes"]) -> PyTree:
-    """Reads the states at `slots`; padding, whose slot is out of range, reads the last one."""
+    """Reads the states at `slots`; out-of-range slots of padding read the last state."""
     return jax.tree.map(lambda x: x[jnp.minimum(slots, x.shape[0] - 1)], states)
 
 
 def _rows(tree: PyTree, start: Int[Array, ""], lanes: int) -> PyTree:
-    """Reads the rows of a chunk; of a single lane one row, without its axis."""
+    """Reads the rows of a chunk; with a single lane, one row without the lane axis."""
     if lanes == 1:
         return take(tree, start)
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, lanes), tree)

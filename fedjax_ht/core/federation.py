@@ -1,4 +1,4 @@
-"""A federation: buckets of one architecture each, and the bucket of every client."""
+"""A federation: one bucket per architecture, and each client's bucket."""
 
 import dataclasses
 import operator
@@ -19,11 +19,11 @@ from fedjax_ht.core.trees import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class PublicSet:
-    """The size of the public set, which the server and all clients have; its samples are data.
+    """Size of the public set, which the server and all clients share; the data has its samples.
 
     Attributes:
       samples: number of samples.
-      is_labelled: True if its samples have labels, of the federation's own classes.
+      is_labelled: True if its samples have labels, from the federation's own classes.
     """
 
     samples: int
@@ -32,17 +32,17 @@ class PublicSet:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """The buckets in order, and the bucket of every client.
+    """The buckets in order, and each client's bucket.
 
     Attributes:
       buckets: the architectures in use.
-      assignment: the bucket of every client: entry i is the index in `buckets` of client i. Ids are
-        0 to num_clients - 1.
-      num_classes: outputs of the task, which are classes in classification.
-      global_model: a model that only the server holds, as a bucket without clients; None for none.
-      public: the public set; None for none. A simulation sets it from its data.
+      assignment: entry i is the index in `buckets` of client i's bucket. Ids are 0 to
+        num_clients - 1.
+      num_classes: outputs of the task (classes in classification).
+      global_model: a model that only the server holds, as a bucket without clients, or None.
+      public: the public set, or None. A simulation sets it from its data.
       task: the meaning of the outputs.
-      new: number of clients of each bucket that never train, see `with_new_clients`; () for none.
+      new: number of clients in each bucket that never train, see `with_new_clients`; () for none.
     """
 
     buckets: tuple[Bucket, ...]
@@ -71,7 +71,7 @@ class Federation:
         return tuple(i for i, b in enumerate(self.assignment) if b == index)
 
     def num_training(self, bucket: Bucket) -> int:
-        """Returns the number of a bucket's clients that ever train."""
+        """Returns the number of a bucket's clients that take part in training."""
         new = self.new[self.buckets.index(bucket)] if self.new else 0
         return len(self.members(bucket)) - new
 
@@ -84,19 +84,19 @@ class Federation:
 
     @property
     def server_model(self) -> Bucket:
-        """The global model, of a federation that has one."""
+        """The global model; the federation must have one."""
         assert self.global_model is not None
         return self.global_model
 
     @property
     def public_set(self) -> PublicSet:
-        """The public set, of a federation that has one."""
+        """The public set; the federation must have one."""
         assert self.public is not None
         return self.public
 
     @property
     def feature_dim(self) -> int:
-        """The common feature width of all buckets; ValueError if there is none."""
+        """The feature width of all buckets; ValueError if they differ."""
         dims = {b.name: b.feature_dim for b in self.buckets}
         if len(set(dims.values())) != 1:
             raise ValueError(
@@ -118,15 +118,15 @@ def make_federation(
     global_model: Bucket | None = None,
     task: Task = CLASSIFICATION,
 ) -> Federation:
-    """Builds a federation from modules by name; a user's own modules need no registry.
+    """Builds a federation from modules by name; user-defined modules need no registration.
 
     Args:
       modules: name -> module (see `Bucket.module`).
       input_shape: `Dataset.input_shape`: shape of one sample as a model sees it, such as (H, W, C).
-      num_classes: classes of the task, or `Dataset.num_outputs` of another task.
+      num_classes: number of classes, or `Dataset.num_outputs` for other tasks.
       num_clients: number of clients; client i has module i mod len(modules), as in the papers.
-      assignment: the module's name for each client, instead of `num_clients`.
-      shared: the auxiliary model, for methods that train one beside the client's own; None for the
+      assignment: the name of each client's module, instead of `num_clients`.
+      shared: the auxiliary model, for methods that train one besides the client's own; None for the
         (first) module with the fewest parameters.
       global_model: the model that only the server holds, see `Federation`.
       task: the task of the data, `Dataset.task`.
@@ -135,8 +135,8 @@ def make_federation(
       The federation; modules without clients have no bucket.
 
     Raises:
-      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; the
-        assignment names an unknown module; or an argument has another type. One line.
+      ValueError: a module does not return [B, features] and [B, num_classes], or is not hashable;
+        the assignment names an unknown module; or an argument has the wrong type. One line.
 
     Example:
       >>> models = {"narrow": fl.mlp(3, (8,)), "wide": fl.mlp(3, (16, 8))}
@@ -185,13 +185,12 @@ def make_sliced_federation(
     Args:
       network: (rate) -> a module as in `Bucket.module`, such as `models.sliced_network` returns;
         network(1.0) is the server's model, `Federation.global_model`.
-      rates: width rates, one a client, above 0 and at most 1: the `width` of client i's bucket is
+      rates: one width rate per client, above 0 and at most 1: the `width` of client i's bucket is
         rates[i].
-      input_shape, num_classes, task: the sample's shape, the number of classes or outputs, and the
-        task, as for `make_federation`.
+      input_shape, num_classes, task: arguments as for `make_federation`.
 
     Returns:
-      The federation, with one bucket for each width rate, widest first.
+      The federation, with one bucket per width rate, widest first.
 
     Raises:
       ValueError: there is no client, or a rate is out of range.
@@ -221,7 +220,7 @@ def make_sliced_federation(
 
 
 def all_weights(federation: Federation) -> PyTree:
-    """Returns the weights of all buckets and of the global model, see `weights_of`."""
+    """Returns the weights of all buckets and the global model, see `weights_of`."""
     return list(map(weights_of, (*federation.buckets, federation.global_model)))
 
 
@@ -237,14 +236,16 @@ def put_all_weights(federation: Federation, weights: PyTree) -> Federation:
 
 
 def with_frozen_variables(federation: Federation) -> Federation:
-    """Draws frozen variables where weights lack them, see `bucket.with_frozen`."""
+    """Draws frozen variables that the weights lack, see `bucket.with_frozen`."""
     buckets = tuple(map(with_frozen, federation.buckets))
     return dataclasses.replace(federation, buckets=buckets)
 
 
 def with_new_clients(federation: Federation, share: float) -> Federation:
-    """Returns the federation with a share of each bucket's clients, rounded so that they add up to
-    that share of all, that never train. Their numbers depend on no seed, and so does no program.
+    """Returns the federation in which a share of each bucket's clients never trains.
+
+    Their numbers are rounded so that they add up to that share of all clients. They do not depend
+    on a seed, so programs do not either.
 
     Raises:
       ValueError: a bucket has no other clients. One line.
@@ -263,8 +264,10 @@ def with_new_clients(federation: Federation, share: float) -> Federation:
 
 
 def without_weights(federation: Federation) -> Federation:
-    """Returns the federation with random first weights, equal to it: programs take others as an
-    argument."""
+    """Returns the federation without initial weights, which programs take as an argument.
+
+    It compares equal to the original.
+    """
 
     def bare(bucket: Bucket | None) -> Bucket | None:
         if bucket is None:

@@ -1,8 +1,8 @@
-"""Keys of functions: two functions with one key do the same, whenever they were made.
+"""Keys of functions: functions with equal keys do the same, whenever they were made.
 
-A factory that is called twice with equal arguments returns other closures, whose code is the same,
-as is what they close over. That is what a key holds. Programs are kept by it
-(`simulation.engine`), where `jax.jit` by itself would compile the second closure anew.
+A factory that is called twice with equal arguments returns new closures with the same code and
+captured values. A key contains these. It identifies compiled programs (`simulation.engine`),
+whereas `jax.jit` would recompile for the second closure.
 """
 
 import dataclasses
@@ -23,15 +23,14 @@ import numpy as np
 
 _PLAIN = (str, bytes, bool, int, complex, type(None), type(...), types.CodeType)
 _STANDARD = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-# of installed packages, also those that an environment takes from the system or another one
+# folders of installed packages, including those inherited from the system or another environment
 _INSTALLED = frozenset(["site-packages", "dist-packages"])
 _PACKAGE = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Keyed:
-    """A value that is hashed and compared by its `key_of`, such as an argument of a cached
-    function."""
+    """A value hashed and compared by its `key_of`, e.g. as an argument of a cached function."""
 
     value: Any = dataclasses.field(compare=False)
     key: Hashable
@@ -43,32 +42,34 @@ def keyed(value: Any) -> Keyed:
 
 
 def key_of(value: Any) -> Hashable:
-    """Returns a key of a value: equal keys are of values that cannot be told apart.
+    """Returns a key of a value; values with equal keys are indistinguishable.
 
-    * Functions: code, defaults and what they close over; of the user's own modules, also the
-      globals that the code names. Code of installed packages is known without its globals.
+    * Functions: code, defaults and captured values; in user modules, also the globals that the code
+      names. For installed packages, globals are ignored.
     * Arrays: shape, dtype and content.
-    * Containers, dataclasses (the fields that equality compares) and objects of the user's own
+    * Containers, dataclasses (the fields that equality compares) and objects of user-defined
       classes: class and content.
-    * Numbers and texts: themselves; 0.0 is not -0.0, and 1 is neither 1.0 nor True.
-    * Anything else: the object itself, and no other.
+    * Numbers and strings: themselves; 0.0 is not -0.0, and 1 is neither 1.0 nor True.
+    * Anything else: the identity of the object.
     """
     return _Walk(as_text=False).of(value)
 
 
 def checksum_of(value: Any) -> str:
-    """Returns a SHA-256 by which another process knows a value again.
+    """Returns a SHA-256 that identifies a value across processes.
 
-    It is of what `key_of` looks at. Functions and classes of installed packages are known by their
-    names and by what they close over, those of the user's own modules by their code, too; an object
-    of which nothing is known by its class.
+    It covers what `key_of` covers. Functions and classes of installed packages are identified by
+    their names and captured values, those of user modules also by their code. An object with
+    unknown content is identified by its class.
     """
     return hashlib.sha256(repr(_Walk(as_text=True).of(value)).encode()).hexdigest()
 
 
 def sum_of_arrays(arrays: Iterable[Any]) -> str:
-    """Returns a SHA-256 of the dtypes, shapes and contents of arrays with an axis, in order; each
-    may be larger than the memory."""
+    """Returns a SHA-256 of the dtypes, shapes and contents of arrays, in order.
+
+    Each array has at least one axis, and may be larger than the memory.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -78,7 +79,7 @@ def sum_of_arrays(arrays: Iterable[Any]) -> str:
 
 
 class _Same:
-    """An object that equals itself alone, whatever its class says; it lives as long as its key."""
+    """Compares an object by identity, whatever its class defines, and keeps it alive."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -91,23 +92,22 @@ class _Same:
 
 
 class _Walk:
-    """A walk through a value; it remembers where it is, since functions refer to themselves.
+    """A walk through a value; it tracks visited objects, since functions refer to themselves.
 
     Args:
-      as_text: True writes nested tuples of texts, in which nothing depends on the process; False
-        makes a key.
+      as_text: True makes nested tuples of strings that do not depend on the process; False makes a
+        key.
     """
 
     def __init__(self, as_text: bool) -> None:
         self._as_text = as_text
-        self._places: dict[int, int] = {}  # id of an object -> the number of its first visit
-        self._alive: list[Any] = []  # so that no other object gets the id of one that was visited
+        self._places: dict[int, int] = {}  # id of an object -> number of its first visit
+        self._alive: list[Any] = []  # keeps visited objects alive, so that no id is reused
 
     def of(self, value: Any) -> Any:
-        """Returns the key or the texts of a value, or of a part of the value that the walk began
-        with."""
+        """Returns the key or the strings of the value, or of a part of it."""
         as_text = self._as_text
-        if as_text and isinstance(value, types.CodeType):  # without its place in a file
+        if as_text and isinstance(value, types.CodeType):  # without file name and line numbers
             constants = tuple(map(self.of, value.co_consts))
             return value.co_name, value.co_code.hex(), value.co_names, constants
         if isinstance(value, float):
@@ -132,7 +132,7 @@ class _Walk:
         if self._as_text and isinstance(value, types.FunctionType):
             wrapped = getattr(value, "__wrapped__", None)
             if wrapped is not None:
-                return self.of(wrapped)  # what a decorator keeps beside it may count its calls
+                return self.of(wrapped)  # the decorator's own state may change, e.g. count calls
             if not _is_own(value.__module__):
                 cells = map(self.of, value.__closure__ or ())
                 return value.__module__, value.__qualname__, *cells
@@ -158,8 +158,7 @@ def _array_text(array: Any) -> str:
 
 
 def _parts(value: Any) -> Iterable | None:
-    """Returns the parts by which a value can be told from others of its class; None if they are
-    not known."""
+    """Returns the parts that distinguish a value from others of its class; None if unknown."""
     for kind, parts in _PARTS:
         if isinstance(value, kind):
             return parts(value)
@@ -179,8 +178,10 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
 
 
 def _class_parts(of: type) -> list[Any]:
-    """Returns a class of the user's own, which equals itself alone, its bases, and its functions,
-    whose globals may change."""
+    """Returns a user-defined class, by identity, with its bases and functions.
+
+    The functions are included because their globals may change.
+    """
     return [_Same(of), *of.__bases__, *filter(callable, vars(of).values())]
 
 
@@ -199,7 +200,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable]], ...] = (
     (types.FunctionType, _function_parts),
     (types.MethodType, operator.attrgetter("__func__", "__self__")),
     (functools.partial, operator.attrgetter("func", "args", "keywords")),
-    (type, _class_parts),  # before what follows: a class may have the attributes of `Wrapped`
+    (type, _class_parts),  # before the next: a class may have the attributes of `Wrapped`
     (jax.stages.Wrapped, _wrapped),  # by jax.jit
     (jax.ShapeDtypeStruct, operator.attrgetter("shape", "dtype")),
     (types.CellType, _cell_parts),
@@ -218,7 +219,7 @@ def _array_key(array: Any) -> tuple:
 
 
 def _named_globals(code: types.CodeType, names: Mapping[str, Any]) -> list[Any]:
-    """Returns the globals that code names, and of the user's own modules their attributes."""
+    """Returns the globals that code names; for user modules, the attributes that it names."""
     named = []
     for name in code.co_names:
         if name not in names:
@@ -229,14 +230,14 @@ def _named_globals(code: types.CodeType, names: Mapping[str, Any]) -> list[Any]:
         elif _is_own(value.__name__):
             named += [(x, vars(value)[x]) for x in code.co_names if x in vars(value)]
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):  # of a function inside
+        if isinstance(constant, types.CodeType):  # of a nested function
             named += _named_globals(constant, names)
     return named
 
 
 @functools.cache
 def _is_own(module: str | None) -> bool:
-    """Returns whether a module is the user's own: not installed, nor of this library."""
+    """Returns whether a module is user code: neither installed nor part of this library."""
     if module == "__main__":  # a script or a notebook
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None)

@@ -1,4 +1,4 @@
-"""Samples: the rule that turns a stored one into a model's input, and the shape of that input."""
+"""Inputs: the rule that turns a stored sample into a model's input, and the input's shape."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,15 +11,20 @@ from fedjax_ht.check.names import kind_of_value
 from fedjax_ht.core.trees import Array, zeros_of
 
 InputShape = Any
-"""The form of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
-`jax.ShapeDtypeStruct` where it is of another dtype; or a pytree of these."""
+"""The form of one sample as a model sees it.
+
+It is the shape of a float32 array, such as (H, W, C), a `jax.ShapeDtypeStruct` for another dtype,
+or a pytree of these.
+"""
 
 CHANNELS = (1, 3)  # of an image
 
 Preprocess = Callable[[Any], Any]
-"""Stored samples with a leading axis -> what a model sees of them, pure and traced: a pytree, so
-that its arrays are arguments of what is compiled. `Pixels`, `AsStored`, or a function of one's own
-as a `jax.tree_util.Partial`."""
+"""Stored samples with a leading axis -> the model's inputs; pure and traced.
+
+It is a pytree, so that its arrays are arguments of compiled programs: `Pixels`, `AsStored`, or a
+user's function as a `jax.tree_util.Partial`.
+"""
 
 
 class Pixels(NamedTuple):
@@ -28,7 +33,7 @@ class Pixels(NamedTuple):
     Bytes are divided by 255 first.
 
     Attributes:
-      mean, std: float32 [C], of pixels in [0, 1]; one number serves every channel.
+      mean, std: float32 [C], of pixels in [0, 1]; a single number applies to every channel.
     """
 
     mean: Any = 0.5
@@ -38,18 +43,18 @@ class Pixels(NamedTuple):
         return self.normalise(self.scaled(images))
 
     def scaled(self, images: Shaped[Array, "... C"]) -> Float[Array, "... C"]:
-        """Images as they are stored -> float32 of the same shape in [0, 1]."""
+        """Stored images -> float32 of the same shape in [0, 1]."""
         pixels = images.astype(jnp.float32)
         if images.dtype == jnp.uint8:
             return pixels / 255.0
         return pixels
 
     def normalise(self, pixels: Float[Array, "... C"]) -> Float[Array, "... C"]:
-        """Float [..., C] in [0, 1] -> what a model sees."""
+        """Float [..., C] in [0, 1] -> the model's input."""
         return (pixels - self.mean) / self.std
 
     def pixels(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
-        """Inverts `normalise`: what a model sees -> float [..., C] in [0, 1]."""
+        """Inverts `normalise`: the model's input -> float [..., C] in [0, 1]."""
         return x * self.std + self.mean
 
     @property
@@ -72,11 +77,11 @@ class AsStored(NamedTuple):
 class Standardised(NamedTuple):
     """Standardises floats to (x - mean) / std, float32: rows of a table, or windows by signal.
 
-    Mean and std are those of a partition's training samples (`data.standardise`). Until then,
+    Mean and std come from a partition's training samples (`data.standardise`). Until they are set,
     values are unchanged.
 
     Attributes:
-      mean, std: float32, of the shape of a sample's last axes; None until they are known.
+      mean, std: float32, of the shape of a sample's last axes; None until they are set.
     """
 
     mean: Any = None
@@ -90,19 +95,19 @@ class Standardised(NamedTuple):
 
 
 def usual_rule(shape: InputShape) -> Preprocess:
-    """The rule for samples of this shape, where only its kind matters: in a trace without data."""
+    """Returns a rule for samples of this shape, for traces without data; only its kind matters."""
     if is_image(shape):
         return Pixels()
     return AsStored()
 
 
 def zeros(shape: InputShape, count: int = 1) -> Any:
-    """Zeros in the form of `count` samples as a model sees them."""
+    """Returns zeros in the form of `count` samples as a model sees them."""
     return zeros_of(abstract(shape, count))
 
 
 def abstract(shape: InputShape, count: int) -> Any:
-    """The form of `count` samples as a model sees them, as `jax.ShapeDtypeStruct`s."""
+    """Returns the form of `count` samples as a model sees them, as `jax.ShapeDtypeStruct`s."""
 
     def batched(leaf) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, tuple):
@@ -113,15 +118,16 @@ def abstract(shape: InputShape, count: int) -> Any:
 
 
 def on_device(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """The form that an array of the host has on a device.
+    """Returns the form that a host array has on a device.
 
-    Numbers have at most 32 bits, unless jax is set to 64; from jax 0.11 on others are warned of.
+    Numbers have at most 32 bits, unless jax is set to 64; since jax 0.11 other dtypes give a
+    warning.
     """
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def shape_of(samples: Any) -> InputShape:
-    """The `InputShape` of samples as a model sees them, with a leading sample axis.
+    """Returns the `InputShape` of samples as a model sees them, with a leading sample axis.
 
     Args:
       samples: arrays or `jax.ShapeDtypeStruct`s, or a pytree of them.
@@ -137,10 +143,10 @@ def shape_of(samples: Any) -> InputShape:
 
 
 def plain(shape: InputShape) -> InputShape:
-    """Gives a tuple for a list of numbers, the shape of an array; other shapes as they are.
+    """Converts an array's shape from a list to a tuple; returns other shapes unchanged.
 
     Raises:
-      ValueError: it is no shape.
+      ValueError: the argument is not a shape.
     """
     if isinstance(shape, list) and all(isinstance(n, int) for n in shape):
         return tuple(shape)
@@ -164,7 +170,7 @@ def is_image(shape: InputShape) -> bool:
 
 
 def looks_like_image(shape: tuple[int, ...]) -> bool:
-    """Returns whether two axes may be the height and width of an image: neither is far longer."""
+    """Returns whether two axes may be an image's height and width: neither is far longer."""
     height, width = shape
     return 0 < max(height, width) <= _LONGEST_SIDE * min(height, width)
 
@@ -173,22 +179,22 @@ _LONGEST_SIDE = 4  # times the shorter one; windows of sensors have far more ste
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels.
+    """Returns whether images of this shape (four axes) are [N, C, H, W].
 
-    There are one or three channels; images that both orders would fit are [N, H, W, C].
+    Images have one or three channels; if both orders fit, [N, H, W, C] is assumed.
     """
     return shape[-1] not in CHANNELS and shape[1] in CHANNELS
 
 
 def image_shape(shape: InputShape, subject: str) -> tuple[int, int, int]:
-    """(H, W, C) of images.
+    """Returns the shape (H, W, C) of images.
 
     Args:
       shape: the shape of one sample as a model sees it.
       subject: the method that needs images; the message begins with it.
 
     Raises:
-      ValueError: it is no float image of one or three channels.
+      ValueError: the shape is not that of a float image with one or three channels.
     """
     if is_image(shape):
         return shape
@@ -198,14 +204,14 @@ def image_shape(shape: InputShape, subject: str) -> tuple[int, int, int]:
 
 
 def pixels_of(preprocess: Preprocess, subject: str) -> Pixels:
-    """The `Pixels` of a set of images, which a rule that does more has as its `rule`.
+    """Returns the `Pixels` of a set of images.
 
     Args:
-      preprocess: `Pixels`, or a rule such as `data.shift.Rotated`.
+      preprocess: `Pixels`, or a rule around it, such as `data.shift.Rotated`, with it as `rule`.
       subject: the method that converts between pixels and model inputs; the message begins with it.
 
     Raises:
-      ValueError: the rule is no `Pixels`, and has none.
+      ValueError: the rule neither is nor wraps `Pixels`.
     """
     rule = getattr(preprocess, "rule", preprocess)
     if not isinstance(rule, Pixels):

@@ -1,7 +1,7 @@
 """Keys of all random numbers, folded from (seed, purpose, round, client id).
 
-They never depend on a position or a loop counter, so that a client draws the same numbers whoever
-else takes part, and on whatever device it runs.
+They never depend on a position or a loop counter. A client thus draws the same numbers regardless
+of the other participants and of its device.
 """
 
 import enum
@@ -20,15 +20,15 @@ GENERATOR = (
     "jax_random_seed_offset",
     "jax_high_dynamic_range_gumbel",
 )
-"""Switches of jax that change what is drawn from a seed."""
+"""Switches of jax that change the numbers drawn from a seed."""
 
 
 class OtherGenerator(ValueError):
-    """A run cannot go on: this process draws other random numbers from its seed. One line."""
+    """A run cannot resume: this process draws other random numbers from its seed. One line."""
 
 
 def random_generator() -> dict[str, Any]:
-    """Returns the switches `GENERATOR` of this process as JSON values, those that its jax has."""
+    """Returns this process's `GENERATOR` switches as JSON values, if its jax has them."""
     switches = {}
     for name in GENERATOR:
         if hasattr(jax.config, name):
@@ -37,15 +37,15 @@ def random_generator() -> dict[str, Any]:
 
 
 def check_generator(noted: Mapping[str, Any], place: str) -> None:
-    """Refuses to go on with a run under another random generator.
+    """Checks that a run resumes with the same random generator.
 
     Args:
-      noted: the switches that `random_generator` returned when the run began; empty where no
-        switches were noted.
+      noted: the switches that `random_generator` returned when the run started; empty if none were
+        recorded.
       place: the run's folder or file, named in the message.
 
     Raises:
-      OtherGenerator: a switch stands otherwise now.
+      OtherGenerator: a switch has changed.
     """
     for name, value in random_generator().items():
         if noted.get(name, value) != value:
@@ -59,7 +59,7 @@ def check_generator(noted: Mapping[str, Any], place: str) -> None:
 
 
 class Purpose(enum.IntEnum):
-    """Separate streams, so that adding a draw in one place shifts no other."""
+    """Separate random streams, so that adding a draw in one place does not affect others."""
 
     INIT_SERVER = 0
     INIT_CLIENT = 1
@@ -102,8 +102,8 @@ def privacy_key(key: Key[Array, ""], secret: Sequence[int] = ()) -> Key[Array, "
 
     Args:
       key: the key of the round, or of a client in it.
-      secret: 32-bit words that cannot be derived from the seed; without them whoever knows the seed
-        knows the noise.
+      secret: 32-bit words that cannot be derived from the seed; without them, anyone who knows the
+        seed knows the noise.
     """
     key = jax.random.fold_in(key, Purpose.PRIVACY)
     for word in secret:
@@ -112,5 +112,5 @@ def privacy_key(key: Key[Array, ""], secret: Sequence[int] = ()) -> Key[Array, "
 
 
 def host_generator(seed: int, purpose: Purpose, round: int) -> np.random.Generator:
-    """Returns NumPy's generator of choices made on the host, such as the participants."""
+    """Returns the NumPy generator for choices made on the host, such as the participants."""
     return np.random.default_rng([seed, int(purpose), round])

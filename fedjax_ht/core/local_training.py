@@ -1,6 +1,6 @@
-"""Local training of one client: epochs or steps over its samples, by one function for all methods.
+"""Local training of one client: one function for all methods, over epochs or steps.
 
-Trip counts are dynamic: under `vmap` the loop itself masks a finished client, alone it stops early.
+Trip counts are dynamic: under `vmap` the loop masks finished clients; without it, it stops early.
 """
 
 import dataclasses
@@ -28,32 +28,32 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 Augment = Callable[[Key[Array, ""], PyTree, Float[Array, " C"] | float], PyTree]
-"""(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.
+"""(key, normalised images float [B, H, W, C], value of a black pixel float [C]) -> images.
 
-For inputs that are no images it is called with these and 0.0.
+If the inputs are not images, the third argument is 0.0.
 """
 
 
 @named_options
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
-    """The recipe by which every client trains.
+    """The training recipe of every client.
 
     Attributes:
-      optimizer: the optimiser; its state restarts in each round.
+      optimizer: the optimiser; its state is reset in each round.
       batch_size: samples per step.
       epochs: passes over the client's training samples in a round.
       steps: number of steps in a round instead of `epochs`; None uses `epochs`. In stored order
-        they continue from the round before, as in DFRD's released code: the first batch of round t
-        is t * steps, modulo the client's batches. No state is kept for this, so an absent client
+        they continue from the previous round, as in DFRD's released code: the first batch of round
+        t is t * steps, modulo the client's batches. No state is kept for this, so an absent client
         skips the batches of that round.
-      shuffle: a new order in every epoch; False visits samples in stored order (released code of
+      shuffle: True draws a new order in every epoch; False uses stored order (released code of
         HtFLlib).
       drop_remainder: True skips an epoch's last partial batch, if the client has a full batch;
         False trains on it, masked.
-      augmentation: a function that augments every training batch on the device; None for none.
+      augmentation: a function that augments every training batch on the device, or None.
       schedule: (round int32, from 0) -> factor on the optimiser's updates, such as an `optax`
-        schedule that starts at 1; None is 1. An optimiser that restarts in each round does not know
+        schedule that starts at 1; None is 1. An optimiser that is reset in each round does not know
         the round.
 
     Raises:
@@ -80,7 +80,7 @@ class LocalTraining:
     def __post_init__(self):
         check_fields(self)
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
-            found = kind_of_value(self.optimizer)  # one of torch prints many lines
+            found = kind_of_value(self.optimizer)  # the repr of a torch optimiser has many lines
             raise ValueError(
                 f"optimizer is {found}; it must be an optax optimizer, such as optax.adam(1e-3)"
             )
@@ -92,15 +92,15 @@ class LocalTraining:
                     f"optimizer needs {str(error).rpartition(': ')[2]} in each step, and clients "
                     "give gradients alone; choose another, such as optax.adam(1e-3)"
                 ) from None
-        except Exception:  # of an optimiser for parameters of another form, such as of parts
+        except Exception:  # an optimiser may need parameters of another form, such as named parts
             return
 
 
 def trial_step(optimizer: optax.GradientTransformation) -> None:
-    """Traces a step of one weight: some of optax's optimisers need more than gradients."""
+    """Traces a step of one weight: some optax optimisers need more than gradients."""
 
     def step():
-        weight = jnp.zeros(1)  # here: an array outside a trace would claim the devices
+        weight = jnp.zeros(1)  # inside the trace: elsewhere, an array would claim the devices
         return optimizer.update(weight, optimizer.init(weight), weight)
 
     jax.eval_shape(step)
@@ -136,10 +136,10 @@ class TrainingResult(NamedTuple):
 
 
 BATCH_OF = "batch_of_{}"
-"""Scope in which a training step reads its batch, by which `metrics.flops` knows its samples."""
+"""Scope in which a training step reads its batch; `metrics.flops` finds its samples by it."""
 
 Counts = Num[HostNumber, "..."] | int
-"""Numbers of samples or steps: of one client, or of several."""
+"""Numbers of samples or steps, of one client or several."""
 
 LossFn = Callable[[PyTree, PyTree, Batch, Key[Array, ""]], Loss]  # (params, stats, batch, key)
 
@@ -149,7 +149,7 @@ def num_steps(training: LocalTraining, num_samples: Counts) -> Counts:
 
     Args:
       training: the recipe.
-      num_samples: the client's training samples, an int or an array of them.
+      num_samples: the client's number of training samples, or an array of numbers.
     """
     if training.steps is not None:
         return (num_samples > 0) * training.steps
@@ -158,7 +158,7 @@ def num_steps(training: LocalTraining, num_samples: Counts) -> Counts:
 
 def _steps_per_epoch(training: LocalTraining, count: Counts) -> Counts:
     size = training.batch_size
-    if training.drop_remainder:  # a client below one batch takes one masked step
+    if training.drop_remainder:  # a client with less than one batch takes one masked step
         return count // size + ((count > 0) & (count < size)) * 1
     return (count + size - 1) // size
 
@@ -182,15 +182,15 @@ def train(
       loss_fn: (params, stats, batch, key) -> Loss, the method's loss of one batch; it must respect
         `batch.mask`.
       params: the parameters to train; a method may put several models in one pytree.
-      stats: batch statistics, carried along and replaced by `Loss.stats`.
+      stats: batch statistics, replaced by `Loss.stats` in each step.
       data: the client's view of the data.
-      key: the key that the shuffles, the augmentation and the loss fold into.
+      key: the key of the shuffles, the augmentation and the loss.
       num_classes: rows of the class sums.
       split: key of `data.splits`.
-      epochs: passes over the split, which may be traced; None for those of the recipe.
+      epochs: passes over the split, may be traced; None uses the recipe's.
 
     Returns:
-      The result; of a client without samples params and stats are unchanged, and the loss is 0.
+      The result; without samples, params and stats are unchanged and the loss is 0.
 
     Example:
       >>> x, labels = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0, 1, 0])
@@ -235,7 +235,7 @@ def train(
         return params, opt_state, out.stats, total + out.value, sums
 
     def epoch(number, state):
-        # A loop in a loop, so that an order is drawn once per epoch and not once per step.
+        # Nested loops, so that an order is drawn once per epoch and not once per step.
         order = _order(training, shuffle_key, number, source)
         first = number * per_epoch
         last = jnp.minimum(first + per_epoch, start + steps)
@@ -251,8 +251,10 @@ def train(
 def no_training(
     training, loss_fn: LossFn, params, stats, data: Data, key, num_classes, split: str = "train"
 ) -> TrainingResult:
-    """Trains a client without samples, as `train` does: a `Data.trainer` that leaves no loop in the
-    program. Arguments as for `train`."""
+    """A `Data.trainer` for clients without samples, which leaves no loop in the program.
+
+    Arguments and result are as for `train`.
+    """
     size = training.batch_size
     sums = _zero_sums(loss_fn, params, stats, data, data.splits[split], size, key, num_classes)
     return TrainingResult(params, stats, jnp.float32(0), sums)
@@ -261,7 +263,7 @@ def no_training(
 def descend(
     training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree
 ) -> tuple:
-    """Takes an optimiser step in round `data.round`; returns the parameters and its new state."""
+    """Takes an optimiser step in round `data.round`; returns new parameters and optimiser state."""
     updates, state = training.optimizer.update(gradients, state, params)
     if training.schedule is not None:
         factor = training.schedule(0 if data.round is None else data.round)
@@ -276,10 +278,10 @@ def label_counts(
     num_classes: int,
     split: str = "train",
 ) -> Int[Array, " C"]:
-    """Counts the labels that `train` steps on, given the same arguments.
+    """Counts the labels that `train` sees, given the same arguments.
 
     Returns:
-      int32 [num_classes]; samples of several steps count several times.
+      int32 [num_classes]; a sample counts once per step that uses it.
     """
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
@@ -301,7 +303,7 @@ def label_counts(
 def _first_batch(
     training: LocalTraining, data: Data, per_epoch: Int[Array, ""]
 ) -> Int[HostNumber, ""] | int:
-    """Returns the number of the epoch's batch that a round begins with."""
+    """Returns the index of a round's first batch within an epoch."""
     if training.shuffle or training.steps is None or data.round is None:
         return 0
     return data.round * training.steps % per_epoch
@@ -317,7 +319,7 @@ def _order(
 def _zero_sums(
     loss_fn, params, stats, data, source, batch_size, key, num_classes
 ) -> ClassSums | None:
-    """Returns the class sums before the first step; None where the loss returns no rows."""
+    """Returns the class sums before the first step; None if the loss returns no rows."""
 
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)

@@ -17,14 +17,14 @@ from fedjax_ht.core.trees import PyTree
 
 AXIS = "clients"
 SHARDED, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
-_ALIGNED = 64  # bytes; XLA uses an array of the host in place if it starts at a multiple of it
+_ALIGNED = 64  # bytes; XLA uses a host array in place if its address is a multiple of this
 
 
 def client_mesh(devices: int | None = None) -> Mesh:
-    """Makes a mesh over the first `devices` devices of all processes; None takes `usual_devices`.
+    """Makes a mesh over the first `devices` devices of all processes; None for `usual_devices`.
 
     Raises:
-      ValueError: there are not so many devices, or not the same number from every process.
+      ValueError: there are fewer devices, or processes contribute different numbers of them.
     """
     available = found_devices()
     if devices is not None and not 1 <= devices <= len(available):
@@ -44,9 +44,9 @@ def client_mesh(devices: int | None = None) -> Mesh:
 
 
 def usual_devices() -> int:
-    """Returns how many devices a simulation takes where none are named: all, but one of two CPUs.
+    """Returns a simulation's default number of devices: all, but one if there are two CPUs.
 
-    There one device with threads is the faster for short runs: less is compiled.
+    In that case one device with threads is faster for short runs, as less is compiled.
     """
     available = found_devices()
     are_two_cpus = len(available) == 2 and available[0].platform == "cpu"
@@ -57,7 +57,7 @@ def found_devices() -> list:
     """Returns jax's devices.
 
     Raises:
-      ValueError: the platform that JAX_PLATFORMS asks for has none. One line.
+      ValueError: the platform that JAX_PLATFORMS requests has none. One line.
     """
     try:
         return jax.devices()
@@ -71,8 +71,10 @@ def found_devices() -> list:
 
 
 def free_bytes(mesh: Mesh) -> int | None:
-    """Returns the memory that is free on each device, in bytes, or None where nothing tells. CPU
-    devices share that of the machine."""
+    """Returns the free memory of each device, in bytes; None if unknown.
+
+    CPU devices share the machine's memory.
+    """
     if _is_cpu(mesh):
         try:
             with open("/proc/meminfo") as file:
@@ -85,7 +87,7 @@ def free_bytes(mesh: Mesh) -> int | None:
 
 
 def scatter(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Shards host arrays over their leading client axis, a multiple of the devices."""
+    """Shards host arrays over their leading client axis, a multiple of the number of devices."""
     return _place(tree, NamedSharding(mesh, SHARDED))
 
 
@@ -95,11 +97,11 @@ def spread(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def share(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Copies large NumPy arrays that no program writes to, such as images, to every device.
+    """Copies large read-only NumPy arrays, such as images, to every device.
 
-    On CPU all devices of a process use one memory, where `spread` would copy an array for each. It
-    is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA
-    takes it as it is; else one copy.
+    On CPU all devices of a process share the memory, whereas `spread` would copy an array for each
+    device. It is the array's own memory (e.g. a mapped file) if it is read-only and XLA can use it
+    in place; else one copy.
     """
     if _is_cpu(mesh):
         tree = jax.tree.map(_usable, tree)
@@ -111,12 +113,14 @@ def _is_cpu(mesh: Mesh) -> bool:
 
 
 def _usable(x):
-    """Returns an array that XLA uses in place: the array itself, or a copy where XLA would make
-    another one or must not use its memory, which can be written."""
+    """Returns an array that XLA can use in place: the array itself, or a copy.
+
+    A copy is needed if XLA would make one, or if the memory is writeable.
+    """
     if not isinstance(x, np.ndarray):
         return x
     fits, owner = x.ctypes.data % _ALIGNED == 0 and x.flags.c_contiguous, x
-    while isinstance(owner, np.ndarray):  # an owner may write, even if x is a read-only view
+    while isinstance(owner, np.ndarray):  # an owner may be writeable, even if x is read-only
         fits, owner = fits and not owner.flags.writeable, owner.base
     if fits:
         return x
@@ -126,7 +130,7 @@ def _usable(x):
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array with any values that XLA can use in place."""
+    """Returns an uninitialised array that XLA can use in place."""
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(num_bytes + _ALIGNED, np.uint8)
     start = -memory.ctypes.data % _ALIGNED
@@ -138,7 +142,7 @@ def _place(tree: PyTree, sharding: NamedSharding) -> PyTree:
         return jax.device_put(tree, sharding)
 
     def fill(x):
-        # Every process has the whole array and gives its own devices their part.
+        # Every process has the whole array, and fills the parts of its own devices.
         x = np.asarray(x)
         return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
@@ -152,7 +156,7 @@ def collect(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def in_one_memory(mesh: Mesh) -> bool:
-    """Returns whether all devices use the memory of this process: CPUs, and no other process."""
+    """Returns whether all devices share this process's memory: CPUs of a single process."""
     return _is_cpu(mesh) and jax.process_count() == 1
 
 
@@ -162,16 +166,16 @@ def collect_rows(mesh: Mesh, tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTre
 
 
 def fetch_rows(tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
-    """Returns rows of arrays that lie on devices `in_one_memory`, as NumPy [m, ...].
+    """Returns rows of arrays on devices `in_one_memory`, as NumPy [m, ...].
 
     Args:
-      tree: arrays [P, ...], jax's or NumPy's, without random keys.
-      rows: int [m], of the P; negative for zeros.
+      tree: arrays [P, ...] of jax or NumPy, without random keys.
+      rows: int [m], indices into P; negative for zeros.
     """
 
     def gather(x):
         parts = [np.asarray(part) for part in _parts(x)]
-        of_part = len(parts[0])  # as many in each
+        of_part = len(parts[0])  # all parts have as many rows
         gathered = _aligned((len(rows), *x.shape[1:]), x.dtype)
         for i, row in enumerate(rows):
             gathered[i] = parts[row // of_part][row % of_part] if row >= 0 else 0
@@ -181,8 +185,8 @@ def fetch_rows(tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
 
 
 def _joined(x):
-    """Returns an array that is sharded over CPU devices as NumPy, others as they are."""
-    # XLA would copy it three times, into memory that is new to the process.
+    """Returns an array that is sharded over CPU devices as NumPy, others unchanged."""
+    # XLA would copy it three times, into newly allocated memory.
     parts = _parts(x)
     if len(parts) == 1:
         return x
@@ -190,8 +194,7 @@ def _joined(x):
 
 
 def _parts(x) -> list:
-    """Returns the parts of an array on CPU devices, in order and without a copy: one part if the
-    array is not sharded."""
+    """Returns an array's parts on CPU devices, in order and without a copy; one if not sharded."""
     if not isinstance(x, jax.Array) or x.is_fully_replicated:
         return [x]
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -199,17 +202,17 @@ def _parts(x) -> list:
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """Returns arrays of any placement as NumPy, whole on every process, in one transfer."""
+    """Returns arrays with any placement as NumPy, complete on every process, in one transfer."""
     return jax.device_get(jax.tree.map(_gathered, tree))
 
 
 def server_copy(tree: PyTree) -> PyTree:
-    """Returns the server's copy of arrays that are spread over all devices; nothing moves."""
+    """Returns the server's copy of arrays replicated over all devices, without a transfer."""
     return jax.tree.map(operator.methodcaller("addressable_data", 0), tree)
 
 
 def _gathered(x):
-    """Returns an array whole on every process; one that this process reaches stays as it is."""
+    """Returns an array complete on every process; fully addressable arrays stay unchanged."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x
     return multihost_utils.process_allgather(x, tiled=True)

@@ -1,7 +1,4 @@
-"""Forms of a method's messages: shapes and dtypes, found by tracing.
-
-Nothing is run, and no form need cross a wire.
-"""
+"""Shapes and dtypes of a method's messages, found by tracing; nothing is run or sent."""
 
 import functools
 from typing import Any
@@ -23,7 +20,7 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 
 PLAIN = Channel()
-_NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # in place of an array
+_NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # stands in for an array
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
 
@@ -36,7 +33,7 @@ def client_form(method: Method, bucket: Bucket, federation: Federation | None = 
 def downlink_form(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel = PLAIN
 ) -> PyTree:
-    """Returns the shapes and dtypes of the downlink of a bucket's clients.
+    """Returns the shapes and dtypes of the downlink to a bucket's clients.
 
     Args:
       method: the method whose `broadcast` is traced.
@@ -59,7 +56,7 @@ def downlink_form(
 def result_form(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel
 ) -> ClientResult:
-    """Returns the shapes and dtypes of the result of a bucket's clients, as `downlink_form` does.
+    """Returns the shapes and dtypes of the `ClientResult` of a bucket's clients.
 
     Args:
       method: the method whose `client_update` is traced.
@@ -82,13 +79,13 @@ def uplink_form(
 ) -> PyTree:
     """Returns the shapes and dtypes of the uplink of a bucket's clients, found by tracing.
 
-    A method around another uses it for the shapes of the inner method's messages:
+    A wrapping method uses it for the shapes of the inner method's messages:
 
         form = fl.uplink_form(method, ctx.federation, bucket)
         residual = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
 
     Args:
-      method: the method whose `client_update` is traced; no channel transforms what it sends.
+      method: the method whose `client_update` is traced.
       federation, bucket: the federation and the sender's bucket.
       channel: transforms of messages; they may change shapes.
 
@@ -99,14 +96,14 @@ def uplink_form(
 
 
 def uplink_forms(method: Method, federation: Federation, channel: Channel) -> dict[str, PyTree]:
-    """Returns the shapes and dtypes of the uplinks, by the name of the senders' bucket."""
+    """Returns the shapes and dtypes of the uplinks, by name of the senders' bucket."""
     return {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
 
 
 def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> bool:
-    """Returns True if anything of a client's state outlives the next downlink.
+    """Returns True if any part of a client's state survives the next downlink.
 
-    It is read off the trace of `receive`; a method whose `receive` cannot be traced keeps state.
+    The trace of `receive` tells. If `receive` cannot be traced, the result is True.
     """
 
     def received(client, downlink, data, key, round, info):
@@ -118,7 +115,7 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
     data = no_data(bucket)
     try:
         _, sources = influences(received, client, downlink, data, _key(), _NUMBER, _INFO)
-    except Exception:  # it raises again, and is named, where a round is traced
+    except Exception:  # it raises again, with its name, when a round is traced
         return True
     return 0 in union(sources)  # argument 0 is the client's state
 
@@ -129,7 +126,7 @@ def sends_payload(form: PyTree) -> bool:
 
 
 def no_data(bucket: Bucket) -> Data:
-    """Returns a client's view of no samples."""
+    """Returns a client's view of the data without samples."""
     none = Split(np.zeros(1, np.int32), np.int32(0))
     return Data(
         inputs=zeros(bucket.input_shape),

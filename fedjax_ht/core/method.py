@@ -1,7 +1,7 @@
 """The contract of a federated method: a NamedTuple of pure functions, and their types.
 
 A method is written for ONE client. The executor decides how the clients of a bucket run (one after
-another, vmapped in lanes, sharded), so nothing here carries a client axis unless its shape says so.
+another, vmapped in lanes, sharded), so nothing here has a client axis unless its shape says so.
 
 Order of a round, for every participating client:
 
@@ -13,8 +13,8 @@ then, once, with the uplinks of every bucket:
 
     server, metrics = method.server_update(federation, server, {bucket.name: Received}, ctx)
 
-"Received" evaluation scores `predict(receive(client))` and throws the received client away;
-"trained" evaluation scores `predict(client)`. Both see the newest downlink.
+"Received" evaluation scores `predict(receive(client))` and discards the received state; "trained"
+evaluation scores `predict(client)`. Both see the newest downlink.
 """
 
 from collections.abc import Callable
@@ -31,18 +31,18 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree
 
-# Types of a method's functions: what each takes, by position, and what it returns. States, messages
-# and downlinks are pytrees of the method's own: `PyTree` says that nothing else knows their form.
+# Types of a method's functions: their positional arguments and results. States and messages are
+# pytrees whose form only the method knows, hence `PyTree`.
 
 
 class InitServer(Protocol):
-    """(federation, key) -> the server's first state."""
+    """(federation, key) -> the server's initial state."""
 
     def __call__(self, federation: Federation, key: Key[Array, ""], /) -> PyTree: ...
 
 
 class InitClient(Protocol):
-    """(bucket, ctx) -> a client's first state."""
+    """(bucket, ctx) -> a client's initial state."""
 
     def __call__(self, bucket: Bucket, ctx: Context, /) -> PyTree: ...
 
@@ -105,7 +105,10 @@ class Check(Protocol):
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
-    """Draws a client's model as its state, {"params": {"base", "head"}, "stats"}; a default."""
+    """Initialises a client's model as its state; the default `init_client`.
+
+    The state is {"params": {"base", "head"}, "stats"}.
+    """
     return init_variables(bucket, ctx.key)
 
 
@@ -117,19 +120,19 @@ def send_server(federation: Federation, bucket: Bucket, server: PyTree, ctx: Con
 def keep_state(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Leaves a client's state as it is; the default `receive`."""
+    """Returns a client's state unchanged; the default `receive`."""
     return client
 
 
 def predict_by_head(
     bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: Bool[Array, " B"]
 ) -> dict[str, Float[Array, "B C"]]:
-    """Scores by the logits of a client's model, as the rule "head"; the default `predict`."""
+    """Returns the logits of a client's model as the rule "head"; the default `predict`."""
     return {"head": head_scores(bucket, client, x, mask)}
 
 
 def always_fits(federation: Federation) -> None:
-    """Takes any federation; the default `check`."""
+    """Accepts any federation; the default `check`."""
 
 
 def no_stats(server: PyTree) -> PyTree:
@@ -138,7 +141,7 @@ def no_stats(server: PyTree) -> PyTree:
 
 
 def server_bucket(federation: Federation) -> Bucket | None:
-    """Returns the model that only the server holds, if any; the default `GlobalModel.bucket`."""
+    """Returns the server-only model, if any; the default `GlobalModel.bucket`."""
     return federation.global_model
 
 
@@ -149,19 +152,19 @@ class Wire(NamedTuple):
       positions: meaning of an entry's position in an uplink, for `trust.vectors`, which compares
         uplinks. It is the same in all uplinks of one shape ("alike"), the same in a smaller uplink
         as in a larger one ("nested"), or different for every client ("own").
-      server_reads: "sums" if server_update is a function of sums over clients and of no single
-        uplink. A sum is entry by entry over uplinks of one shape, of the entries that masks send.
+      server_reads: "sums" if server_update depends only on sums over clients, not on single
+        uplinks. A sum is elementwise over uplinks of one shape, over the entries that masks send.
         Weights must be equal if counts (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum
-        then hides every client (`trust.privacy`), and the server needs no more than the sum. Else
+        then hides every client (`trust.privacy`), and the server needs only the sum. Else
         "uploads".
       redrawn: True if server_update repeats the draws of broadcast for this round's clients, from
         the round or its shared key. It would misread an upload that arrives in a later round.
       counts: the numbers in the `Metadata` of an uplink. "samples": the client's training samples,
-        in all or by class. "steps": by class, the samples of the round's training, with
-        repetitions. An upload with other counts is refused, see `core.counts`. "other": no counts;
-        nothing is refused. Send other numbers, such as step counts, as payload floats, so that
-        clipping and noise apply.
-      code: the form in which uplinks cross the wire, see `core.codes`; None sends them as they are.
+        in total or by class. "steps": the samples of the round's training by class, with
+        repetitions. Uploads with implausible counts are rejected, see `core.counts`. "other": no
+        counts; no upload is rejected. Send other numbers, such as step counts, as payload floats,
+        so that clipping and noise apply.
+      code: the form in which uplinks cross the wire, see `core.codes`; None sends them unchanged.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
@@ -172,21 +175,22 @@ class Wire(NamedTuple):
 
 
 class View(NamedTuple):
-    """Functions to inspect a method. None of them changes a result.
+    """Functions to inspect a method. They do not affect results.
 
     Attributes:
-      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], the
-        representations in which a client compares classes; by default the features of its model.
-        None for none.
-      prototypes: (server) -> Masked float [C, K] among those features, one for each class; or None.
+      features: (bucket, client, x as in `Batch`, mask bool [B]) -> float [B, K], the
+        representations in which a client compares classes; by default its model's features. None
+        for none.
+      prototypes: (server) -> Masked float [C, K], one prototype per class in the space of those
+        features; or None.
       pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, images of the
-        server's state, image i being of class i mod num_classes; or None.
-      warn: (a round's metrics, client and server, as floats) -> a one-line warning, such as of
+        server's state, where image i is of class i mod num_classes; or None.
+      warn: (a round's metrics, client and server, as floats) -> a one-line warning, e.g. about
         weights that grow without bound, or None. Host code; each warning is printed once.
       invariant: (federation, server, {bucket name: states of clients, stacked}) -> floats that are
-        zero while every upload arrives and no other client has taken part. An example is the
-        difference of SCAFFOLD's control variate and the mean of the clients'. `check_method` checks
-        it; None for none.
+        zero as long as every upload arrives and no other client has taken part, such as the
+        difference between SCAFFOLD's control variate and the mean over clients. `check_method`
+        checks it; None for none.
     """
 
     features: Callable | None = own_features
@@ -200,8 +204,8 @@ class Pretrained(NamedTuple):
     """A pretrained part of the server, such as a generator.
 
     Attributes:
-      variables: arrays that server_update reads as `Context.pretrained`. They never change, and no
-        checkpoint contains them. They are an argument of the compiled server step, not a constant.
+      variables: arrays that server_update reads as `Context.pretrained`. They never change, and
+        checkpoints exclude them. They are an argument of the compiled server step, not a constant.
       trained_on: names of its training data sets; a run on one of them must be confirmed.
       host: True if it is host code; server_update is then not jitted.
     """
@@ -215,14 +219,14 @@ class Needs(NamedTuple):
     """Inputs of a method other than the clients' own samples and messages.
 
     Attributes:
-      public_samples: number of public samples in a round; the public set must have as many. Clients
-        and server then have the set as the split "public" of their data, and `Federation.public` is
-        its size. 0 for methods without a public set.
+      public_samples: number of public samples per round; the public set must have at least as many.
+        Clients and server then have the set as the split "public" of their data, and
+        `Federation.public` is its size. 0 for methods without a public set.
       clients_data: True for a control whose server_update reads the clients' training samples,
         `Context.data`. No real server could run it.
       pretrained: a pretrained part of the server.
       classes: True if it reads labels as classes, or compares outputs as logits. False for methods
-        that leave targets to the task's loss (`Bucket.task`); they fit regression, too.
+        that leave targets to the task's loss (`Bucket.task`), and so also support regression.
     """
 
     public_samples: int = 0
@@ -238,7 +242,7 @@ class GlobalModel(NamedTuple):
       params: (server) -> its parameters.
       stats: (server) -> its batch statistics; {} by default.
       bucket: (federation) -> the bucket of its architecture, by default `Federation.global_model`;
-        None if it is not scored.
+        None if the model is not scored.
     """
 
     params: Callable[[PyTree], PyTree]
@@ -261,19 +265,19 @@ class Method(NamedTuple):
       init_client: (bucket, ctx) -> Client.
       broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
       receive: (bucket, client, downlink, data, ctx) -> Client.
-      predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B,
+      predict: (bucket, client, downlink, x as in `Batch`, mask bool [B]) -> {rule: scores [B,
         num_classes]}.
-      rules: the rules that `predict` returns; the first is the one the method reports. (A dict
-        loses its order in jit.)
+      rules: the rules that `predict` returns; the method reports the first. (A dict loses its order
+        in jit.)
       check: (federation) -> None; raises a one-line ValueError, before any compilation, if the
         method cannot run.
       needs: a public set, or a pretrained part.
-      global_model: the server's own model, to be scored; None for none.
+      global_model: the server's own model, to be scored, or None.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda. They
         may be traced, so that one program serves many values. See `varied`; None for none.
       wire: the meaning of its messages.
-      view: functions that show the method's state, see `View`.
-      recipes: (architecture's name, recipe of its clients), where it differs from `training`, see
+      view: functions to inspect the method's state, see `View`.
+      recipes: (architecture's name, its clients' recipe) where it differs from `training`, see
         `recipes.by_architecture`.
 
     Example:
@@ -312,11 +316,11 @@ class Method(NamedTuple):
         return f"<Method {self.name}: rules {', '.join(self.rules)}>"
 
     def training_of(self, architecture: str) -> LocalTraining:
-        """Returns the training recipe of an architecture, a bucket's name."""
+        """Returns the training recipe of an architecture (a bucket's name)."""
         return dict(self.recipes).get(architecture, self.training)
 
     def at(self, settings: PyTree) -> "Method":
-        """Returns the method with these numbers, or the method itself if none vary."""
+        """Returns the method with these settings, or the method itself if none vary."""
         return self if self.vary is None else self.vary(settings)
 
 
@@ -325,9 +329,9 @@ def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
     """Makes a method whose numbers are arguments of its compiled functions.
 
     Args:
-      make: (settings) -> the method. It is called with traced scalars, so no number may decide a
+      make: (settings) -> the method. It is called with traced scalars, so no number may determine a
         shape or a branch.
-      settings: initial values, which the method has outside of compiled functions.
+      settings: initial values, which the method has outside compiled functions.
 
     Example:
       >>> def make(settings):
@@ -341,7 +345,7 @@ def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
 
 
 def around(method: Method, wrap: Callable[[Method], Method]) -> Method:
-    """Wraps a method, and the methods that its settings make of it."""
+    """Wraps a method, including the methods that its `vary` makes."""
     wrapped = wrap(method)
     if method.vary is None:
         return wrapped

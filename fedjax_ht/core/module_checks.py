@@ -1,6 +1,7 @@
-"""Checks of a model's module before anything is compiled: its methods, and its use of the inputs
-that clients give it. Each fault is one line that names the model, the part of it, and the
-remedy."""
+"""Checks a model's module before compilation: its methods, and how it uses what clients pass.
+
+Each fault is a one-line message with the model, the part at fault, and the remedy.
+"""
 
 import contextlib
 import functools
@@ -17,13 +18,13 @@ from fedjax_ht.core.inputs import InputShape, described, zeros
 from fedjax_ht.core.trees import PyTree
 
 FROZEN = "frozen"
-"""Collection of the variables that no training changes, one copy for all clients."""
+"""Collection of non-trainable variables, one copy for all clients."""
 
 COLLECTIONS = ("params", "batch_stats", FROZEN)
-"""Variables that a module may have; a client keeps the first two."""
+"""Collections that a module may have; a client keeps the first two."""
 
 STREAM = "dropout"
-"""Stream of random numbers that a module gets in training."""
+"""Name of the random stream that a module gets in training."""
 
 STATEFUL = "SplitModel(base, head, stateful=True), whose base takes (x, train, mask)"
 
@@ -33,10 +34,10 @@ class Traced(NamedTuple):
 
     Attributes:
       params: forms of its parameters.
-      features, logits: forms of what it returns.
+      features, logits: forms of its outputs.
       draws: True if it draws random numbers in training by more than nn.Dropout, so that its
         training cannot be traced without a key.
-      flat_norms: paths of norms whose batch statistics are of one value a sample and channel: those
+      flat_norms: paths of norms whose input has one value per sample and channel, such as those
         behind a dense layer.
       freezes: True if it has variables in the collection `FROZEN`.
     """
@@ -50,7 +51,7 @@ class Traced(NamedTuple):
 
 
 def keep_all(next_function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-    """Intercepts nn.Dropout where there is no key of its stream: it drops nothing."""
+    """Intercepts nn.Dropout: without a key for its stream, it drops nothing."""
     module = context.module
     is_dropout = isinstance(module, nn.Dropout) and context.method_name == "__call__"
     if not is_dropout or module.rng_collection != STREAM or module.has_rng(STREAM):
@@ -59,8 +60,7 @@ def keep_all(next_function: Callable, args: tuple, kwargs: dict, context: Any) -
 
 
 def check_module(name: str, module: Any) -> None:
-    """Raises a ValueError unless a value is a Flax module with an extractor and a head, and a
-    hash."""
+    """Raises ValueError unless a value is a hashable Flax module with an extractor and a head."""
     kind = module if isinstance(module, type) else type(module)
     if isinstance(module, type):
         raise ValueError(
@@ -78,14 +78,14 @@ def check_module(name: str, module: Any) -> None:
         )
     try:
         hash(module)
-    except TypeError:  # compiled programs are kept by the module
+    except TypeError:  # the module is part of the key of compiled programs
         raise ValueError(
             f"model {name!r} has no hash: give its modules tuples where they have lists"
         ) from None
 
 
 def of_nnx(module: Any) -> str:
-    """Writes how a module of flax.nnx becomes a model; nothing for other values."""
+    """Returns a hint on how a flax.nnx module becomes a model; "" for other values."""
     bases = type(module).__mro__
     if not any(base.__module__.startswith("flax.nnx") for base in bases):
         return ""
@@ -93,7 +93,7 @@ def of_nnx(module: Any) -> str:
 
 
 def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
-    """Traces a module as clients run it, on one sample.
+    """Traces a module on one sample, the way clients run it.
 
     Args:
       name: the model's name, for messages.
@@ -101,7 +101,7 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
       input_shape: the shape of one sample, see `Bucket.input_shape`.
 
     Raises:
-      ValueError: it keeps, draws or asks for what clients do not give. One line.
+      ValueError: it keeps, draws or needs something that clients do not provide. One line.
     """
     key = jax.eval_shape(jax.random.key, 0)
     refuse = functools.partial(_refuse_unbatched, name)
@@ -114,7 +114,7 @@ def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
         try:
             features, logits = jax.eval_shape(functools.partial(trace, None), variables)
             draws = False
-        except errors.InvalidRngError:  # it may draw in training, where there is a key
+        except errors.InvalidRngError:  # drawing in training, with a key, is allowed
             features, logits = jax.eval_shape(trace, key, variables)
             draws = True
     return Traced(
@@ -135,15 +135,17 @@ def _trace(
     key: jax.Array | None,
     variables: PyTree,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs a module in training, with a key or without, and in evaluation; returns features and
-    logits of one sample."""
+    """Runs a module in training and evaluation; returns the features and logits of one sample.
+
+    Without a key, only training runs.
+    """
     x, mask = zeros(input_shape), jnp.ones(1, bool)
     rngs = None if key is None else {STREAM: key}
     run = functools.partial(module.apply, variables, method="features", mutable=["batch_stats"])
     note = functools.partial(_note_flat_norm, flat_norms)
     with nn.intercept_methods(note), nn.intercept_methods(keep_all):
         features, changed = run(x, True, mask, rngs=rngs)
-        if key is not None:  # a module that draws in training may do so when it is scored
+        if key is not None:  # a module that draws in training might also draw in evaluation
             run(x, False, mask)
     if not getattr(module, "stateful", True) and _rewrites(variables, changed):
         raise ValueError(
@@ -157,13 +159,13 @@ def _trace(
 def _refuse_unbatched(
     name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
 ) -> Any:
-    """Intercepts layers that would read the batch as an axis of a sample, and mix its samples."""
+    """Intercepts layers that would treat the batch as an axis of one sample, and mix samples."""
     module = context.module
     is_layer = isinstance(module, nn.Conv | nn.ConvTranspose | nn.RNN)
     if is_layer and context.method_name == "__call__" and args:
         shape = args[0].shape
         axes = len(getattr(module, "kernel_size", (1,)))  # a recurrent layer has no kernel
-        if len(shape) < axes + 2 and shape[0] == 1:  # a longer first axis is that of a vmap
+        if len(shape) < axes + 2 and shape[0] == 1:  # a longer first axis comes from a vmap
             raise ValueError(
                 f"model {name!r}: {'/'.join(module.path)} takes samples with {axes + 1} axes, "
                 f"channels last; found {shape[1:]}; give inputs an axis of channels, "
@@ -175,8 +177,10 @@ def _refuse_unbatched(
 def _note_flat_norm(
     flat_norms: list[str], next_function: Callable, args: tuple, kwargs: dict, context: Any
 ) -> Any:
-    """Intercepts modules that keep batch statistics, and notes the path of one whose input has a
-    single value per channel, for one sample."""
+    """Intercepts modules with batch statistics; records the paths of `Traced.flat_norms`.
+
+    Their input has a single value per channel, for one sample.
+    """
     module = context.module
     kept = module.variables.get("batch_stats", {}) if module.scope is not None else {}
     own_statistics = any(not hasattr(value, "items") for value in kept.values())
@@ -188,8 +192,10 @@ def _note_flat_norm(
 
 
 def _check_variables(name: str, variables: PyTree) -> None:
-    """Refuses collections that clients do not keep, parameters of other parts, and batch statistics
-    of a head."""
+    """Raises ValueError for unknown collections, other parameters, or batch statistics of the head.
+
+    Parameters must be those of "base" and "head".
+    """
     for collection in variables:
         if collection not in COLLECTIONS:
             path = jax.tree_util.keystr(
@@ -219,7 +225,7 @@ def _check_variables(name: str, variables: PyTree) -> None:
 
 def _rewrites(variables: PyTree, changed: PyTree) -> bool:
     """Returns whether a traced call has changed batch statistics."""
-    # Statistics that a module only reads come back as the same objects.
+    # Statistics that a module only reads are returned as the same objects.
     before = jax.tree.leaves(variables.get("batch_stats", {}))
     after = jax.tree.leaves(changed.get("batch_stats", {}))
     return any(old is not new for old, new in zip(before, after, strict=True))
@@ -227,7 +233,7 @@ def _rewrites(variables: PyTree, changed: PyTree) -> bool:
 
 @contextlib.contextmanager
 def _told(name: str, input_shape: InputShape) -> Iterator[None]:
-    """Turns errors of a module into one line that names the model."""
+    """Turns errors of a module into one-line errors that name the model."""
     try:
         yield
     except Exception as error:
@@ -243,8 +249,10 @@ def _told(name: str, input_shape: InputShape) -> Iterator[None]:
 
 
 def _reason(error: Exception, line: str) -> str | None:
-    """Translates an error of Flax or JAX, and its first line, to the library's terms, with the
-    remedy; None for others."""
+    """Translates an error of Flax or JAX into the library's terms, with a remedy; None for others.
+
+    `line` is the error's first line.
+    """
     drawn = re.match(r'(\S+) needs PRNG for "(\w+)"', line)
     if drawn and drawn[2] == STREAM:
         return (

@@ -1,9 +1,8 @@
-"""The switches of jax under which the library traces and runs, whatever other code of the process
-has them set to.
+"""The jax switches under which the library traces and runs, whatever other code has set.
 
-States, messages and results are of 32 bits. With 64 the carries of loops would change their types,
-messages would have twice the bytes, and a run would not go on where one of 32 bits stopped; under
-strict promotion of types or ranks models of others would not trace at all.
+States, messages and results have 32 bits. With 64 bits, loop carries would change their types,
+messages would have twice the bytes, and a run could not resume a 32-bit one. Under strict promotion
+of types or ranks, third-party models would not trace at all.
 """
 
 import contextlib
@@ -17,13 +16,13 @@ STANDARD: dict[str, Any] = {
     "jax_numpy_dtype_promotion": "standard",
     "jax_numpy_rank_promotion": "allow",
 }
-"""Switches of jax and the values that the library needs, which are jax's own defaults."""
+"""Switches of jax and the values that the library needs, which are jax's defaults."""
 
 
 @contextlib.contextmanager
 def standard_numerics() -> Iterator[None]:
-    """Sets the switches in this thread alone, inside a block or, as a decorator, a function."""
-    switches: Any = jax  # type checkers know not all of them by name
+    """Sets the switches in this thread only, inside a block or (as a decorator) a function."""
+    switches: Any = jax  # type checkers do not know all of them by name
     with contextlib.ExitStack() as stack:
         for name, value in STANDARD.items():
             if getattr(jax.config, name) == value:
@@ -36,6 +35,6 @@ def standard_numerics() -> Iterator[None]:
 
 
 def use_standard_numerics() -> None:
-    """Sets the switches for a whole process that runs nothing but the library, in all threads."""
+    """Sets the switches in all threads, for processes that only run the library."""
     for name, value in STANDARD.items():
         jax.config.update(name, value)

@@ -1,4 +1,4 @@
-"""Counts of the predictions over a set of samples, and the area under the ROC curve."""
+"""Counts predictions over a set of samples, and computes the area under the ROC curve."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 
 
 class Scores(NamedTuple):
-    """The counts of a set's samples.
+    """Counts over the samples of a set.
 
     Attributes:
-      correct: rule -> int32, samples that are classified correctly.
-      count: int32, samples.
-      by_class: int32 [3, C], by one rule: the samples of each class, those predicted to be of it,
-        and those of both; () where they are not counted.
-      auc: float32, by the same rule, see `macro_auc`; () where it is not computed.
-      sums: rule -> `Task.sums`, of tasks other than classification, for which nothing is counted.
+      correct: rule -> int32, number of correctly classified samples.
+      count: int32, number of samples.
+      by_class: int32 [3, C], for one rule and each class: its samples, samples predicted as it, and
+        samples that are both; () if not counted.
+      auc: float32, for the same rule, see `macro_auc`; () if not computed.
+      sums: rule -> `Task.sums`, for tasks other than classification, which count nothing.
     """
 
     correct: dict[str, Int[HostNumber, "*clients"]]
@@ -43,17 +43,17 @@ def score(
     by_class_of: str | None = None,
     auc: bool = False,
 ) -> Scores:
-    """Counts predictions over a split, or sums over its samples what another task asks for.
+    """Counts predictions over a split, or computes the sums of another task.
 
     Args:
-      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a
+      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf means "no prediction"; a
         sample whose scores are all -inf is wrong.
       data: the data that the split indexes.
       split: the samples to score.
-      batch_size: samples a call.
+      batch_size: samples per call.
       task: the task of the data.
-      by_class_of: the rule whose predictions are counted by class, too; None counts none.
-      auc: True computes the AUC of this rule, too; it keeps the scores of all samples meanwhile.
+      by_class_of: the rule whose predictions are also counted by class; None for none.
+      auc: True also computes the AUC of this rule, which keeps the scores of all samples in memory.
     """
 
     def by_rule(batch: Batch):
@@ -78,14 +78,14 @@ def score(
         scores, batch = scored(i)
         added = {}
         for rule, s in scores.items():
-            # The last batch is filled up with samples that are masked out here.
+            # The last batch is padded with samples that are masked here.
             predicted = jnp.isfinite(jnp.max(s, -1)) & batch.mask
             choice = jnp.argmax(s, -1)
             hits = (choice == batch.y) & predicted
             added[rule] = correct[rule] + jnp.sum(hits, dtype=jnp.int32)
             if rule == by_class_of:
                 kinds = ((batch.mask, batch.y), (predicted, choice), (hits, choice))
-                labels = jnp.stack([jnp.where(*kind, -1) for kind in kinds])  # -1: of no class
+                labels = jnp.stack([jnp.where(*kind, -1) for kind in kinds])  # -1: no class
                 is_of = labels[..., None] == jnp.arange(s.shape[-1])
                 by_class += jnp.sum(is_of, 1, dtype=jnp.int32)
                 if auc:
@@ -113,12 +113,11 @@ def score(
 def macro_auc(
     scores: Float[Array, "N C"], labels: Int[Array, " N"], mask: Bool[Array, " N"]
 ) -> Float[Array, ""]:
-    """Computes the mean, over the classes among the labels, of the one-vs-rest AUC: the probability
-    that a sample of the class has a higher score for it than one of another class, where equal
-    scores count half (Mann and Whitney's U).
+    """Computes the mean one-vs-rest AUC over the classes among the labels.
 
-    Scores are taken as they are: a per-class score need not be a probability, and may be a negative
-    distance. NaN counts as -inf, which says "no prediction".
+    The AUC of a class is the probability that a sample of it has a higher score for the class than
+    a sample of another class, where ties count half (Mann and Whitney's U). Scores need not be
+    probabilities: they may be negative distances. NaN counts as -inf, which means "no prediction".
 
     Args:
       scores: float [N, C].
@@ -126,10 +125,10 @@ def macro_auc(
       mask: bool [N], False marks padding.
 
     Returns:
-      float32; NaN where the labels are of fewer than two classes.
+      float32; NaN if the labels have fewer than two classes.
     """
     counted = mask[:, None]
-    # Padding goes behind all samples, where it is counted below none of them.
+    # Padding is sorted behind all samples, so that it counts as below none of them.
     scores = jnp.where(counted, jnp.where(jnp.isnan(scores), -jnp.inf, scores), jnp.inf)
     ordered, total = jnp.sort(scores, axis=0), jnp.sum(mask, dtype=jnp.int32)
 
@@ -141,10 +140,10 @@ def macro_auc(
     of_class = counted & (labels[:, None] == jnp.arange(scores.shape[1]))
     positives = jnp.sum(of_class, 0, dtype=jnp.int32)
     negatives = total - positives
-    # Twice the scores below a sample's own, and once those that equal it, its own included.
+    # Twice the number of scores below the sample's, plus the number equal to it (itself included).
     below = jnp.where(of_class, places("left") + places("right"), 0)
-    # Means keep float32 exact enough where the sums of a large set would not fit into int32. The
-    # pairs within the class make the last term.
+    # Sums over a large set would not fit into int32; means are accurate enough in float32. The last
+    # term subtracts the pairs within the class.
     wins = jnp.sum(below / jnp.maximum(positives, 1), 0) - positives
     areas = wins / (2 * jnp.maximum(negatives, 1))
     known = (positives > 0) & (negatives > 0)

@@ -1,7 +1,7 @@
 """Walks over a traced program (a jaxpr): its equations, and which inputs an output depends on.
 
-Nothing is run. What differs between versions of JAX is known here alone: how an equation holds the
-programs that it calls, the names of calls, and the constants of a scan.
+Nothing is run. Differences between versions of JAX are handled only here: how an equation stores
+the programs that it calls, the names of calls, and the constants of a scan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +12,18 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.trees import PyTree
 
-LOOP = "loop"  # a member of `Sources`: the value comes out of a loop
+LOOP = "loop"  # a member of `Sources`: the value is computed by a loop
 LOOPS = ("while", "scan")
 
-# Primitives that run one program once, on their own inputs. All others with a program, such as
-# loops, branches and the combination of a reduction, pass it other values.
+# Primitives that run one program once, on their own inputs. All other primitives with a program,
+# such as loops, branches and reductions, pass it other values.
 CALLS = frozenset(
     (
         "jit",
         "pjit",  # `jit` before jax 0.7
         "call",
         "closed_call",
-        "eval_jaxpr",  # in jax 0.12 these three are one
+        "eval_jaxpr",  # in jax 0.12 replaces the three above
         "remat2",
         "custom_jvp_call",
         "custom_vjp_call",
@@ -32,7 +32,7 @@ CALLS = frozenset(
 )
 
 Sources = frozenset
-"""Numbers of the arguments that a value depends on, and `LOOP`."""
+"""Indices of the arguments that a value depends on, and `LOOP`."""
 
 
 def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
@@ -43,7 +43,7 @@ def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 
 def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
-    """Returns the programs that an equation calls: of `jit`, loops, branches, custom gradients."""
+    """Returns the programs that an equation calls (jit, loops, branches, custom gradients)."""
     programs = []
     for value in equation.params.values():
         for part in value if isinstance(value, tuple) else (value,):  # the branches of a `cond`
@@ -53,10 +53,7 @@ def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def call_of(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """Returns the program of a call, whose inputs and outputs are those of the equation.
-
-    For all other equations it is None.
-    """
+    """Returns the program of a call, which has the equation's inputs and outputs; else None."""
     if equation.primitive.name not in CALLS:
         return None
     (program,) = called_programs(equation)
@@ -64,11 +61,11 @@ def call_of(equation: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 
 
 def scan_constants(equation: JaxprEqn) -> int:
-    """Counts the first inputs of a scan that are the same in each pass."""
+    """Returns the number of a scan's leading inputs that are the same in each iteration."""
     params = equation.params
     if "num_consts" in params:
         return params["num_consts"]
-    # From jax 0.11 on the operands are (constants, carry, slices), a tree of these three.
+    # Since jax 0.11 the operands are a tree (constants, carry, slices).
     return len(list(params["ft_in"].unpack()[0].vals))
 
 
@@ -81,7 +78,7 @@ def equations(program: ClosedJaxpr | Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def has_loop(program: ClosedJaxpr | Jaxpr, kinds: tuple[str, ...] = LOOPS) -> bool:
-    """Returns True if there is a loop of these kinds in a program or in one that it calls."""
+    """Returns True if a program, or one that it calls, has a loop of these kinds."""
     return any(equation.primitive.name in kinds for equation in equations(program))
 
 
@@ -89,15 +86,15 @@ def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, P
     """Traces which arguments each result of a function depends on.
 
     Calls, such as those of `jit`, are followed into their programs. The outputs of any other
-    equation depend on all of its inputs, a loop's and a branch's, too. So a dependence may be named
-    that is none; none is missed.
+    equation, including loops and branches, depend on all of its inputs. Thus dependences may be
+    overestimated, but none is missed.
 
     Args:
       fn: (*arguments) -> pytree of arrays.
       arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
     Returns:
-      The results as `jax.ShapeDtypeStruct`s; and a pytree of their structure with `Sources`.
+      The results as `jax.ShapeDtypeStruct`s, and a pytree of the same structure with `Sources`.
     """
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
     inputs: list[Sources] = []
@@ -107,7 +104,7 @@ def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, P
 
 
 def _sources(program: ClosedJaxpr | Jaxpr, inputs: Sequence[Sources]) -> list[Sources]:
-    """Returns what each output of a program depends on, from what each input does."""
+    """Returns the `Sources` of a program's outputs, given those of its inputs."""
     jaxpr = jaxpr_of(program)
     known: dict[Any, Sources] = dict(zip(jaxpr.invars, inputs))
 

@@ -1,4 +1,4 @@
-"""Local training that differs by architecture: one method of several recipes."""
+"""Local training that differs by architecture: one method with several recipes."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 
 OTHERS = "*"
-"""Stands for every architecture that has no recipe of its own."""
+"""Stands for every architecture without its own recipe."""
 
 
 @checked
@@ -19,16 +19,16 @@ def by_architecture(
 ) -> Method:
     """Makes a method with a training recipe for each architecture.
 
-    An architecture's client functions are those of `make` with its recipe. Everything else (the
-    server, its training, messages) is that of `make` with the recipe of "*".
+    An architecture's client functions come from `make` with its recipe. Everything else (the
+    server, its training, messages) comes from `make` with the recipe of "*".
 
     Args:
       make: (recipe) -> the method; only the recipe may differ.
       training: name of an architecture -> its recipe; "*" is the recipe of all others.
 
     Raises:
-      ValueError: there is no "*"; or, from the method's check, the federation has no architecture
-        of a name. One line.
+      ValueError: there is no "*"; or, from the method's `check`, the federation lacks a named
+        architecture. One line.
 
     Example:
       >>> slow, fast = (fl.LocalTraining(optax.sgd(rate)) for rate in (0.01, 0.1))

@@ -1,4 +1,4 @@
-"""Sums and sorts over the axis of clients of stacked arrays, at the speed of memory."""
+"""Sums and sorts over the client axis of stacked arrays, at memory speed."""
 
 import math
 
@@ -10,22 +10,22 @@ from jaxtyping import Float, Num
 
 from fedjax_ht.core.trees import Array, PyTree
 
-PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
+PIECE = 1024  # columns per piece, so that its rows stay in a core's cache while sorted
 
 
 def weighted_sum(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
-    """Sums the rows of stacked arrays, each times its weight.
+    """Returns the weighted sum over the rows of stacked arrays.
 
     Args:
-      stacked: floats [P, ...], a row a client.
-      weights: float [P, ...] of at least 0, whose axes are the first ones of every array; axes of
-        length 1 are broadcast. Entries of weight zero are never read and may be NaN.
+      stacked: floats [P, ...], one row per client.
+      weights: float [P, ...] of at least 0, whose axes are the leading axes of every array; axes of
+        length 1 are broadcast. Entries with weight zero are never read and may be NaN.
 
     Returns:
-      The sums [...], in the arrays' own dtypes; the order of addition is that of the rows.
+      The sums [...], in the arrays' own dtypes; rows are added in order.
     """
     # XLA for CPU reduces a leading axis with a stride of a whole model between two reads: 50
-    # models of 1.6 million numbers took 0.6 to 8.5 s, and take 0.02 to 0.1 s one after another.
+    # models of 1.6 million numbers took 0.6 to 8.5 s, and take 0.02 to 0.1 s if added one by one.
     # On other platforms the sum is one fused reduction.
     return lax.platform_dependent(stacked, weights, cpu=_one_by_one, default=_fused)
 
@@ -39,7 +39,7 @@ def _one_by_one(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
         return jax.tree.map(lambda total, x: total + _weighted(row(x, i), share), totals, stacked)
 
     forms = jax.eval_shape(_fused, stacked, weights)
-    # Sums are made in float32, whatever the arrays' dtypes.
+    # Sums accumulate in float32, whatever the arrays' dtypes.
     zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), forms)
     totals = lax.fori_loop(0, len(weights), add, zeros)
     return jax.tree.map(lambda total, form: total.astype(form.dtype), totals, forms)
@@ -54,7 +54,7 @@ def _fused(stacked: PyTree, weights: Num[Array, "P ..."]) -> PyTree:
 
 def _weighted(x: Num[Array, "..."], weights: Num[Array, "..."]) -> Num[Array, "..."]:
     weights = weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
-    # `where` besides the product: zero times NaN is NaN.
+    # `where` in addition to the product: zero times NaN is NaN.
     return jnp.where(weights > 0, x, 0) * weights
 
 
@@ -67,8 +67,8 @@ def sorted_rows(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Returns:
       `jnp.sort(x, axis=0)`.
     """
-    # XLA for CPU sorts a column at a time, each with a stride of a whole model: 50 uploads of
-    # 163,000 numbers take 1.9 s, and 0.2 s by comparing whole rows.
+    # XLA for CPU sorts one column at a time, with a stride of a whole model: 50 uploads of 163,000
+    # numbers take 1.9 s, and 0.2 s if whole rows are compared.
     return lax.platform_dependent(x, cpu=_sorted_in_pieces, default=_sorted)
 
 
@@ -95,7 +95,7 @@ def _sorted_in_pieces(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 def _bitonic_sort(x: Float[Array, "P D"]) -> Float[Array, "P D"]:
     """Sorts rows [P, D] over P by Batcher's bitonic network, all columns at once."""
-    rows = 1 << (len(x) - 1).bit_length()  # the next power of two; the rows beyond end up last
+    rows = 1 << (len(x) - 1).bit_length()  # the next power of two; padded rows are sorted last
     ordered = jnp.pad(x, ((0, rows - len(x)), (0, 0)), constant_values=jnp.inf)
     length = 2
     while length <= rows:
@@ -103,7 +103,7 @@ def _bitonic_sort(x: Float[Array, "P D"]) -> Float[Array, "P D"]:
         while distance:
             pairs = ordered.reshape(-1, 2, distance, x.shape[1])
             smaller, larger = pairs.min(1), pairs.max(1)
-            # Sequences of `length` rows rise and fall in turn, so that two make a bitonic one.
+            # Sequences of `length` rows alternately rise and fall: any two form a bitonic one.
             starts = 2 * distance * np.arange(len(pairs))
             rises = (starts & length == 0)[:, None, None]
             first, second = jnp.where(rises, smaller, larger), jnp.where(rises, larger, smaller)

@@ -1,4 +1,4 @@
-"""One round of a bucket's participants, from the downlink to the uplink."""
+"""One round of a bucket's participants, from downlink to uplink."""
 
 import functools
 from collections.abc import Callable
@@ -26,9 +26,9 @@ class Participant(NamedTuple):
 
     Attributes:
       member: int32, the client's row in the bucket's stacked splits.
-      info: the information that the system has of the client.
+      info: what the system knows about the client.
       valid: False for padding.
-      dropped: True if the client's uplink gets lost.
+      dropped: True if the client's uplink is lost.
     """
 
     member: Int[HostNumber, "*clients"]
@@ -38,13 +38,13 @@ class Participant(NamedTuple):
 
 
 class RunServer(NamedTuple):
-    """A run's server, as every client's call gets it.
+    """A run's server, as passed to the programs of clients.
 
     Attributes:
       state: the server's state.
       seed: the run's root seed, uint32 scalar.
-      settings: the values that `Method.at` takes; () where nothing varies.
-      frozen: bucket name -> `bucket.frozen_of` it; () where no model has frozen variables.
+      settings: argument of `Method.at`; () if nothing varies.
+      frozen: bucket name -> its `bucket.frozen_of`; () if no model has frozen variables.
     """
 
     state: PyTree
@@ -53,21 +53,21 @@ class RunServer(NamedTuple):
     frozen: PyTree = ()
 
     def with_frozen(self, bucket: Bucket) -> Bucket:
-        """Returns the bucket with its frozen variables, for a program of its clients."""
+        """Returns the bucket with its frozen variables, inside a program of its clients."""
         return put_frozen(bucket, self.frozen[bucket.name]) if self.frozen else bucket
 
 
 class ClientResult(NamedTuple):
-    """The result of one client's round, beside its state.
+    """The result of one client's round, besides its state.
 
     Attributes:
-      uplink: the upload as the server reads it; () where it was taken out.
+      uplink: the upload as the server reads it; () once removed.
       arrived: bool, whether it reaches the server.
-      finite: bool, whether the state and the uplink are finite; True for padding.
+      finite: bool, whether state, uplink and metrics are finite; True for padding.
       metrics: the metrics that the method's `client_update` returns.
       uplink_cost, downlink_cost: elements and bytes of the messages on the wire.
-      coded: the form of the uplink on the wire, by `Wire.code`; None where that is the uplink
-        itself, and in a simulation, which has no wire.
+      coded: the coded uplink on the wire, by `Wire.code`; None without a code, and in a simulation,
+        which has no wire.
     """
 
     uplink: PyTree
@@ -85,19 +85,21 @@ class ClientResult(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """Transforms of messages that cross the wire, each (key, message) -> message."""
+    """Transforms of messages on the wire, each (key, message) -> message."""
 
     uplink: wire.Transform = wire.chain(())
     downlink: wire.Transform = wire.chain(())
 
 
 Call = Callable[..., PyTree]
-"""(stage, function, *arguments) -> function(*arguments): makes the calls of a round. All that a
-stage traces is among its arguments, so that a caller may compile each stage by itself."""
+"""(stage, function, *arguments) -> function(*arguments): makes the calls of a round.
+
+Everything that a stage traces is an argument, so that a caller may compile each stage separately.
+"""
 
 
 def call_directly(stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
-    """Calls a stage as a part of the program around it."""
+    """Calls a stage as part of the enclosing program."""
     return fn(*arguments)
 
 
@@ -105,7 +107,7 @@ def view(data: Data, participant: Participant) -> Data:
     """Returns the bucket's stacked data as one client sees it; padding has no samples."""
 
     def of_client(name: str, split: Split) -> Split:
-        # There is one public set, and not one for each client.
+        # The public set is shared, not stacked by client.
         if name != PUBLIC:
             split = take(split, participant.member)
         return split._replace(count=jnp.where(participant.valid, split.count, 0))
@@ -116,8 +118,10 @@ def view(data: Data, participant: Participant) -> Data:
 
 
 def without_samples(data: Data) -> Data:
-    """Returns a client's view of no samples. Their number is a constant, so that loops over them
-    leave the program."""
+    """Returns a client's view without samples.
+
+    Their number is a constant zero, so that loops over samples are removed from the program.
+    """
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
 
@@ -125,8 +129,12 @@ def without_samples(data: Data) -> Data:
 def any_state(
     method: Method, bucket: Bucket, key: Key[Array, ""], federation: Federation | None = None
 ) -> PyTree:
-    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
-    it, any client's. Without the federation a client has no memory of messages."""
+    """Returns a new client's state in its first round.
+
+    It stands for any client's where only the form matters, or where a downlink overwrites it.
+    Without the federation a client has no memory of messages.
+    """
+
     return method.init_client(bucket, Context(key, jnp.int32(0), None, federation=federation))
 
 
@@ -145,13 +153,12 @@ def send(
     """Returns the downlink as a client receives it: `broadcast`, then the channel's transforms.
 
     Args:
-      method, federation, bucket, channel: the parts that are the same for every client of the
-        bucket.
+      method, federation, bucket, channel: arguments shared by all clients of the bucket.
       server: the server's state.
       root: key of the run.
-      round: the number of the round, an int32 scalar.
-      info: the information that the system has of the client.
-      call: a function that makes the calls of the stages "broadcast" and "downlink".
+      round: the round, an int32 scalar.
+      info: what the system knows about the client.
+      call: makes the calls of the stages "broadcast" and "downlink".
     """
 
     def broadcast(server, root, round, info):
@@ -176,7 +183,7 @@ def receive(
     round: Int[Array, ""],
     info: ClientInfo,
 ) -> PyTree:
-    """Returns the client's state after receipt."""
+    """Returns the client's state after `Method.receive`."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)
     return method.receive(bucket, client, downlink, data, ctx)
 
@@ -184,16 +191,16 @@ def receive(
 def client_step(
     method: Method, bucket: Bucket, channel: Channel, call: Call = call_directly
 ) -> Callable:
-    """Returns all that happens where the client is, in its order.
+    """Returns the client-side part of a round.
 
     Args:
-      method, bucket, channel: the parts that the function binds.
-      call: a function that makes the calls of the stages "receive", "client_update", "uplink", and
-        "encode" and "decode" where the method has a code.
+      method, bucket, channel: arguments that the function binds.
+      call: makes the calls of the stages "receive", "client_update" and "uplink", and of "encode"
+        and "decode" if the method has a code.
 
     Returns:
-      (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). The
-      caller keeps the old state of a client whose result is not finite.
+      (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). If the
+      result is not finite, the caller must keep the client's old state.
     """
 
     def take(client, downlink, data: Data, root, round, info):
@@ -236,11 +243,11 @@ def client_step(
 def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """Returns one client's round: (client, participant, RunServer, data, round) -> (client,
-    ClientResult).
+    """Returns one client's round.
 
-    Where clients keep nothing between rounds (`keeps`, see `keeps_state`), the client that
-    comes in is ().
+    The function is (client, participant, RunServer, data, round) -> (client, ClientResult). If
+    clients keep nothing between rounds (`keeps` is False, see `keeps_state`), its argument client
+    is ().
     """
 
     def run(client, participant: Participant, server: RunServer, data: Data, round):
@@ -254,8 +261,8 @@ def client_round(
             client = receive(bound, model, blank, downlink, of_client, **place)
         step = client_step(bound, model, channel)
         trained, result = step(client, downlink, of_client, root, round, info)
-        # A client whose result is not finite keeps its old state, or what came down, and does not
-        # arrive.
+        # A client whose result is not finite keeps its old (or received) state, and its upload does
+        # not arrive.
         is_sound = participant.valid & result.finite
         client = select(is_sound, trained, client)
         return client, result._replace(
@@ -277,10 +284,10 @@ def bucket_round(
     """Returns the round of a bucket on one device.
 
     Args:
-      method, federation, bucket, channel: the parts that the function binds.
-      score: a function that scores the state that training left: (client, participant, server,
-        data, round, EvaluationRequest) -> scores. Given where clients keep nothing between rounds
-        and their states are (); without it scores are ().
+      method, federation, bucket, channel: arguments that the function binds.
+      score: scores the trained state: (client, participant, server, data, round,
+        EvaluationRequest) -> scores. Given if clients keep nothing between rounds and their states
+        are (); without it scores are ().
 
     Returns:
       (states, schedule of Participant, RunServer, data, (round, EvaluationRequest)) -> (states,

@@ -1,4 +1,4 @@
-"""One client's samples, as a method's functions see them."""
+"""One client's samples, as seen by a method's functions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Int, Shaped
 from fedjax_ht.core.trees import HostArray, HostNumber, PyTree
 
 PUBLIC = "public"
-"""The split of `Data.splits` that the server and all clients have, of methods that read it."""
+"""The split of `Data.splits` that server and all clients share, for methods that read it."""
 
 
 class Split(NamedTuple):
@@ -30,14 +30,14 @@ class Data(NamedTuple):
     Attributes:
       inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
         pytree of such arrays.
-      labels: int32 [N]; of tasks other than classification the targets [N, ...], see `core.task`.
+      labels: int32 [N]; for tasks other than classification, targets [N, ...], see `core.task`.
       preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
       splits: {"train" | "val" | "test" | ...: Split}; with a public set also `PUBLIC`, the same for
         all clients.
-      round: int32 scalar, the round, for training in stored order (see `LocalTraining.steps`) in
-        client_update; None elsewhere.
+      round: int32 scalar, the round, in client_update, for training in stored order (see
+        `LocalTraining.steps`); None elsewhere.
       trainer: a `jax.tree_util.Partial` that replaces `local_training.train`, with the same
-        arguments (see `trust.privacy.dp_train`); None for none.
+        arguments (see `trust.privacy.dp_train`), or None.
     """
 
     inputs: PyTree

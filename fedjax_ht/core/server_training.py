@@ -1,4 +1,4 @@
-"""Training at the server: epochs of mini-batches over the valid rows, as one compiled loop."""
+"""Training on the server: epochs of mini-batches over the valid rows, as one compiled loop."""
 
 from collections.abc import Callable
 
@@ -14,15 +14,15 @@ from fedjax_ht.core.trees import Array, PyTree
 
 
 def compact(valid: Bool[Array, " M"]) -> Split:
-    """Lists the valid rows as a split, so that padding between them changes nothing.
+    """Lists the valid rows as a split, so that padding between them has no effect.
 
     Args:
       valid: bool [M], True for the rows to list.
 
     Returns:
-      Indices int32 [M], those of valid rows first and in order; and their count.
+      Indices int32 [M], valid rows first and in order, and their count.
     """
-    # A stable sort by the flag: its length is static, which a list of the valid rows would not be.
+    # A stable sort by the flag has a static length, unlike a list of the valid rows.
     indices = jnp.argsort(~valid, stable=True).astype(jnp.int32)
     return Split(indices, jnp.sum(valid, dtype=jnp.int32))
 
@@ -39,22 +39,22 @@ def train_on_rows(
     batch_size: int,
     drop_single: bool = False,
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """Trains parameters on the valid rows, shuffled anew in each epoch.
+    """Trains parameters on the valid rows, reshuffled in each epoch.
 
-    The last batch of an epoch is masked. The number of steps follows the number of valid rows at
+    The last batch of an epoch is masked. The number of steps depends on the number of valid rows at
     run time.
 
     Args:
-      optimizer: the optimiser; its state is made anew at each call.
+      optimizer: the optimiser; its state is reinitialised at each call.
       loss_fn: (params, batch of rows, mask bool [B], key) -> scalar.
       params: the parameters to train.
       rows: pytree with leading axis [M], in an order that does not depend on buckets or padding.
       valid: bool [M], True for the rows to train on.
-      key: the key that shuffles and losses fold into.
+      key: the key of shuffles and losses.
       epochs: passes over the valid rows.
-      batch_size: number B of rows of a batch.
-      drop_single: True leaves an epoch's last batch out where a single row is left for it (and B is
-        more than 1), as code for torch does, whose batch norm refuses one row.
+      batch_size: number B of rows per batch.
+      drop_single: True skips an epoch's last batch if it has a single row (and B is more than 1),
+        as torch code does, since torch's batch norm rejects single rows.
 
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).
@@ -71,7 +71,7 @@ def train_on_rows(
         def step(i, carry):
             params, state, total = carry
             position = i * batch_size + jnp.arange(batch_size)
-            # Past the end some row is read, and masked.
+            # A position past the end reads an arbitrary row, which is masked.
             index = order[jnp.minimum(position, order.shape[0] - 1)]
             batch = jax.tree.map(lambda x: x[index], rows)
             step_key = jax.random.fold_in(loss_key, number * batches + i)

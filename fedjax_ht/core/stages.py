@@ -1,6 +1,6 @@
-"""Stages of a feature extractor: its features after each of them, for methods that classify there.
+"""Stages of a feature extractor: intermediate features, for methods that classify them.
 
-An extractor notes them by `note_stage`, which does nothing where nobody asks for them.
+An extractor records them by `note_stage`, which does nothing unless they are requested.
 """
 
 import flax.linen as nn
@@ -13,15 +13,15 @@ from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.trees import Array, PyTree
 
 STAGES = "stages"
-"""The collection that features are noted in."""
+"""The collection of recorded features."""
 
 
 def note_stage(extractor: nn.Module, features: Float[Array, "B ..."]) -> None:
-    """Notes the features after a stage of an extractor, in the order of its stages.
+    """Records the features after a stage of an extractor; call it in the order of its stages.
 
     Args:
-      extractor: the module that is called, `self`.
-      features: float [B, ..., K_i], which are averaged over the axes between, an image's pixels.
+      extractor: the calling module, `self`.
+      features: float [B, ..., K_i], averaged over the middle axes (an image's pixels).
 
     Example:
       >>> class Extractor(nn.Module):
@@ -33,7 +33,7 @@ def note_stage(extractor: nn.Module, features: Float[Array, "B ..."]) -> None:
       ...         fl.models.note_stage(self, x)
       ...         return x
     """
-    # While a model is drawn all collections are open, and clients keep none but two.
+    # In `init` all collections are mutable, but clients only keep two of them.
     if extractor.is_mutable_collection(STAGES) and not extractor.is_initializing():
         extractor.sow(STAGES, "features", features.mean(tuple(range(1, features.ndim - 1))))
 
@@ -48,11 +48,11 @@ def stage_features(
     train: bool,
     key: Key[Array, ""] | None = None,
 ) -> tuple[list[Float[Array, "B _"]], PyTree]:
-    """Runs the feature extractor; arguments as of `core.bucket.features`.
+    """Runs the feature extractor; arguments as for `core.bucket.features`.
 
     Returns:
-      The features float [B, K_i] after each stage, none for an extractor that notes none; and the
-      new batch statistics.
+      The features float [B, K_i] after each stage (an empty list if the extractor records none),
+      and the new batch statistics.
     """
     collections = ("batch_stats", STAGES)
     _, changed = run_features(
@@ -63,7 +63,7 @@ def stage_features(
 
 
 def stage_widths(bucket: Bucket) -> list[int]:
-    """Returns the widths K_i of the features after each stage, by tracing."""
+    """Returns the feature widths K_i after each stage, by tracing."""
 
     def run(key):
         model, x = init_variables(bucket, key), zeros(bucket.input_shape)

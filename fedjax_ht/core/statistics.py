@@ -1,8 +1,8 @@
-"""Statistics of the data for a model with "static" batch norm, which keeps none in training.
+"""Batch norm statistics for models with "static" batch norm, which keeps none in training.
 
-Diao et al. (HeteroFL, ICLR 2021) score the server's model by statistics of all clients' training
-data, collected after training: for every norm the plain mean over batches of the batch's mean and
-(biased) variance.
+Diao et al. (HeteroFL, ICLR 2021) score the server's model with statistics of all clients' training
+data, collected after training. For every norm they are the unweighted mean over batches of the
+batch's mean and (biased) variance.
 """
 
 import functools
@@ -25,13 +25,13 @@ def norm_moments(
     """Runs the feature extractor in evaluation mode, and collects the moments of norms' inputs.
 
     Args:
-      bucket, params: the bucket and the parameters of the model.
+      bucket, params: the model's bucket and parameters.
       x: the model's input, such as images float [B, H, W, C].
-      mask: bool [B], the real samples.
+      mask: bool [B], True for real samples.
 
     Returns:
-      Features float [B, K]; and the mean and variance of the input of every layer with static batch
-      norm, a pytree of float [2, channels], {} without such a layer.
+      Features float [B, K], and the mean and variance of the input of every static batch norm, a
+      pytree of float [2, channels], {} without such a layer.
     """
     run = functools.partial(bucket.module.apply, method="features", mutable=["intermediates"])
     out, state = run({"params": params} | frozen_collection(bucket), x, False, mask)
@@ -41,15 +41,15 @@ def norm_moments(
 def collect_statistics(
     bucket: Bucket, params: PyTree, data: Data, split: Split, batch_size: int
 ) -> PyTree:
-    """Collects running statistics of a model over samples.
+    """Collects a model's running statistics over samples.
 
     Args:
-      bucket, params: the bucket and the parameters of the model.
-      data, split: the data and the samples of it, taken in order in batches.
-      batch_size: samples per batch; the last batch may be smaller and counts as much as the others.
+      bucket, params: the model's bucket and parameters.
+      data, split: the data and its samples, read in order in batches.
+      batch_size: samples per batch; a smaller last batch has the same weight as the others.
 
     Returns:
-      The statistics as `bucket.features` takes them; {} where no norm is "static_batch".
+      The statistics as expected by `bucket.features`; {} if no norm is "static_batch".
     """
 
     def moments(batch: Batch) -> PyTree:

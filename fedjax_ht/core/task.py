@@ -1,8 +1,8 @@
 """Tasks: the meaning of a head's outputs, the loss that trains them, and the sums that score them.
 
-A task is static and hashable, a part of `Bucket` and `Federation`. Classification counts correct
-predictions (`core.prediction_counts`); other tasks sum over samples, and sums add over batches and
-clients.
+A task is static and hashable, and part of `Bucket` and `Federation`. Classification counts correct
+predictions (`core.prediction_counts`). Other tasks compute sums over samples, which add up over
+batches and clients.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ class Task:
       name: "classification", "regression", "multi-label" or "per-pixel".
       loss: (outputs float [B, O], targets [B, ...], mask bool [B]) -> the scalar to descend on.
       divergence: (a teacher's outputs, outputs, mask) -> the distance of two models' outputs, in
-        the loss's unit; both sides are differentiated.
-      target: the shape and the dtype of one sample's target.
+        the loss's unit; both arguments are differentiated.
+      target: the shape and dtype of one sample's target.
       predictions: (outputs [B, O]) -> predictions in the targets' unit.
       sums: (outputs, targets, mask) -> {name: sums over the samples}; None for classification.
-      metrics: (those sums as NumPy, with any axes of clients in front, numbers of samples) ->
-        {name: float64 with these axes}, the score among them; NaN where it is not defined.
+      metrics: (those sums as NumPy, with any leading client axes, numbers of samples) -> {name:
+        float64 with these axes}, including the score; NaN where undefined.
       score: the name of the score, "accuracy" in classification.
-      better: the better end of the score.
-      outputs: outputs of a model; None for as many as a sample has targets, or classes.
+      better: whether a higher or a lower score is better.
+      outputs: number of a model's outputs; None for the number of a sample's targets, or classes.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Task:
         return f"<Task {self.name}>"
 
     def no_targets(self, count: int) -> np.ndarray:
-        """Returns zeros in place of so many samples' targets."""
+        """Returns zeros in the form of `count` samples' targets."""
         shape, dtype = self.target
         return np.zeros((count, *shape), dtype)
 
@@ -65,20 +65,20 @@ CLASSIFICATION = Task("classification", cross_entropy)
 """The task of choosing one of C classes: targets are labels int32 [B], outputs logits [B, C]."""
 
 
-@functools.cache  # equal tasks are one, also as keys of compiled functions
+@functools.cache  # equal tasks are one object, also as keys of compiled functions
 def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
     """Makes the task of predicting D numbers.
 
-    Targets are float32 [B, D]. Outputs are in standard units, (target - centre) / scale, and the
-    loss is the mean squared error in these. Scores are means over the D outputs.
+    Targets are float32 [B, D]. Outputs are in standard units, (target - centre) / scale, as is the
+    loss, the mean squared error. Scores are means over the D outputs.
 
     Args:
-      centre, scale: mean and deviation by which targets are standardised, D numbers each.
+      centre, scale: mean and standard deviation that standardise targets, D numbers each.
 
     Returns:
-      The task. Its score is the root of the mean squared error, "rmse"; "mae" is the mean absolute
-      error and "r2" the share of the variance that is explained. "r2" is not defined for fewer than
-      two samples, nor where all targets are equal.
+      The task. Its score is "rmse", the root mean squared error; "mae" is the mean absolute error
+      and "r2" the share of explained variance. "r2" is undefined for fewer than two samples, and if
+      all targets are equal.
     """
     middle, width = np.array(centre, np.float32), np.array(scale, np.float32)
 
@@ -89,7 +89,7 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
         return divergence(standard(targets), outputs, mask)
 
     def divergence(teacher, outputs, mask):
-        # the KL divergence of two Gaussians of one variance, times twice that variance
+        # the KL divergence of two Gaussians with equal variance, times twice that variance
         return masked_mean(jnp.mean((outputs - teacher) ** 2, -1), mask)
 
     def sums(outputs, targets, mask):
@@ -126,18 +126,19 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
 
 @functools.cache
 def multi_label(num_labels: int) -> Task:
-    """Makes the task of saying which of L labels a sample has.
+    """Makes the task of predicting which of L labels a sample has.
 
-    Targets are int8 [B, L] of 0 and 1. Outputs are logits; a label is predicted where its logit is
+    Targets are int8 [B, L] of 0 and 1. Outputs are logits; a label is predicted if its logit is
     above 0. The loss is the binary cross-entropy, a mean over samples and labels.
 
     Returns:
-      The task. Its score is "micro_f1", of all labels together; "macro_f1" is the mean over labels,
-      where one that is neither true nor predicted counts 0, and "exact" the share of samples with
-      all labels right. "map" is the mean over labels that some sample has of the average precision
-      sum_n (R_n - R_{n-1}) P_n, of precision and recall at the edges of 512 bins of the logits.
+      The task. Its score is "micro_f1", over all labels together. "macro_f1" is the mean over
+      labels, where labels that are neither true nor predicted count 0. "exact" is the share of
+      samples with all labels right. "map" is the mean average precision over labels that some
+      sample has: sum_n (R_n - R_{n-1}) P_n, with precision and recall at the edges of 512 bins of
+      the logits.
     """
-    # Of asinh(8 z): bins are 0.003 wide at z = 0, and 0.35 at 16, where the last one begins.
+    # Bins of asinh(8 z): they are 0.003 wide at z = 0, and 0.35 at 16, where the last one begins.
     bins, per_unit = 512, 46
 
     def loss(outputs, targets, mask):
@@ -145,7 +146,7 @@ def multi_label(num_labels: int) -> Task:
         return masked_mean(jnp.mean(errors, -1), mask)
 
     def divergence(teacher, outputs, mask):
-        # of a Bernoulli distribution for each label
+        # the KL divergence of one Bernoulli distribution per label
         apart = 0.0
         for sign in (1, -1):
             known, said = jax.nn.log_sigmoid(sign * teacher), jax.nn.log_sigmoid(sign * outputs)
@@ -158,7 +159,8 @@ def multi_label(num_labels: int) -> Task:
         rows = {"said": said, "true": true, "both": said & true}
         rows |= {"exact": jnp.all(said == true, -1) & mask}
         rows = jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
-        # The average precision is no sum. That of binned scores is a function of counts, which are.
+        # The average precision is not a sum. With binned scores it is a function of counts, which
+        # are sums.
         place = jnp.nan_to_num(per_unit * jnp.arcsinh(8 * outputs) + bins // 2)
         place = jnp.clip(place, 0, bins - 1).astype(jnp.int32)
         at = (targets > 0).astype(jnp.int32), jnp.arange(num_labels), place
@@ -198,18 +200,18 @@ def multi_label(num_labels: int) -> Task:
 def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> Task:
     """Makes the task of choosing one of C classes for each pixel of an image.
 
-    Targets are uint8 [B, H, W]. Outputs are logits [B, H * W * C], the classes of a pixel side by
-    side. The loss is the mean cross-entropy of the batch's labelled pixels.
+    Targets are uint8 [B, H, W]. Outputs are logits [B, H * W * C], with a pixel's classes adjacent.
+    The loss is the mean cross-entropy over the batch's labelled pixels.
 
     Args:
       height, width: H and W of the targets.
       num_classes: C.
-      ignored: the target of a pixel that is not labelled.
+      ignored: the target of unlabelled pixels.
 
     Returns:
-      The task. Its score is "miou", the mean over classes of the intersection over the union of
-      their true and their predicted pixels, without classes that have neither. "pixel_accuracy" is
-      the share of labelled pixels that are right.
+      The task. Its score is "miou", the mean over classes of the intersection over union of true
+      and predicted pixels, without classes that have neither. "pixel_accuracy" is the share of
+      labelled pixels that are right.
     """
     shape = height, width, num_classes
 
@@ -261,19 +263,19 @@ def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> 
 
 
 def check_task(task: Task, targets: Any, num_outputs: int) -> None:
-    """Checks a task of your own on some targets and random outputs.
+    """Checks a user-defined task on some targets and random outputs.
 
-    The loss must be finite and leave masked samples out, sums must add over batches, and the score
-    must get better where outputs descend on the loss. The divergence must be least between equal
-    outputs.
+    The loss must be finite and ignore masked samples, sums must add up over batches, and the score
+    must improve when outputs descend on the loss. The divergence must be lower between equal
+    outputs than between others.
 
     Args:
       task: the task.
-      targets: [N, ...], at least four samples' targets, not all equal.
+      targets: [N, ...], targets of at least four samples, not all equal.
       num_outputs: O, outputs of a model.
 
     Raises:
-      ValueError: the first fault that is found. One line.
+      ValueError: the first fault found. One line.
 
     Example:
       >>> task = fl.regression_dataset("line", np.eye(6), np.arange(6)).task

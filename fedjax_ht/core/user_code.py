@@ -1,5 +1,4 @@
-"""Functions of a user's own modules, which a config names as "module:function", and the modules
-beside a user's files."""
+"""Functions of user modules, which a config names as "module:function", and where to find them."""
 
 import contextlib
 import importlib
@@ -14,21 +13,21 @@ from typing import Any
 from fedjax_ht.check.names import meant
 
 _FOLDERS: ContextVar[tuple[str, ...]] = ContextVar("folders of a user's modules", default=())
-# None allows every name
+# None allows all names
 _ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("code that may run", default=None)
 
 
 OBJECT = "object:"
-"""Begins the name of an object that was given from Python, in a config and in a run's folder."""
+"""Prefix of names of objects passed from Python, in a config and in a run's folder."""
 
 
 def names_object(name: str) -> bool:
-    """Returns whether a name stands for an object that was given from Python."""
+    """Returns whether a name stands for an object passed from Python."""
     return name.startswith(OBJECT)
 
 
 def names_user_function(name: str) -> bool:
-    """Returns whether a name is written as "module:function"."""
+    """Returns whether a name has the form "module:function"."""
     return (
         not names_object(name)
         and re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
@@ -37,8 +36,10 @@ def names_user_function(name: str) -> bool:
 
 @contextlib.contextmanager
 def user_modules_in(*folders: str) -> Iterator[None]:
-    """Within the block, modules of a "module:function" are looked for in these folders before the
-    current one, such as in that of the config file that names them."""
+    """Within the block, searches modules of a "module:function" in these folders first.
+
+    The current folder comes after them. An example is the folder of the config file with the name.
+    """
     token = _FOLDERS.set((*folders, *_FOLDERS.get()))
     try:
         yield
@@ -48,8 +49,10 @@ def user_modules_in(*folders: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trusting(trust: bool, *names: str) -> Iterator[None]:
-    """Without `trust`, no code of a user's own is imported within the block, except what `names`
-    name. What a folder from somebody else names is read in such a block."""
+    """Without `trust`, the block imports no user code except `names`.
+
+    Untrusted run folders are read in such a block.
+    """
     before = _ALLOWED.get()
     allowed = before
     if not trust:
@@ -62,8 +65,7 @@ def trusting(trust: bool, *names: str) -> Iterator[None]:
 
 
 def refuse_code(names: Collection[str]) -> None:
-    """Raises a ValueError for code of a user's own that may not be imported here; see
-    `trusting`."""
+    """Raises ValueError for user code that may not be imported here, see `trusting`."""
     allowed = _ALLOWED.get()
     refused = [] if allowed is None else sorted(set(names) - allowed)
     if refused:
@@ -75,17 +77,19 @@ def refuse_code(names: Collection[str]) -> None:
 
 
 def user_function(purpose: str, name: str, hint: str = "") -> Callable[..., Any]:
-    """Returns a function of a module in a folder of `user_modules_in`, in the current one, or of
-    one that is installed.
+    """Returns a user-defined function.
+
+    Its module is searched in the folders of `user_modules_in`, in the current folder, and among
+    installed ones.
 
     Args:
       purpose: the function's purpose, such as "generator"; messages begin with it.
       name: the function's name, as "module:function".
-      hint: end of the message where there is no such module, such as "; did you mean 'x'?".
+      hint: end of the message if there is no such module, such as "; did you mean 'x'?".
 
     Raises:
-      ValueError: there is no such module or function, or the module raises something, or it may
-        not be imported (`trusting`). One line.
+      ValueError: there is no such module or function, the module raises an exception, or it may not
+        be imported (`trusting`). One line.
     """
     refuse_code([name])
     place, _, function_name = name.partition(":")
@@ -100,13 +104,14 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
     Args:
       purpose: the function's purpose, such as "generator"; messages begin with it.
       name: the function's name, as "module:function".
-      *arguments: the arguments that the function is called with.
+      *arguments: the function's arguments.
 
     Returns:
       The function's result.
 
     Raises:
-      ValueError: there is no such module or function, or it raises something. One line.
+      ValueError: there is no such module or function, it may not be imported (`trusting`), or it
+        raises an exception. One line.
     """
     function = user_function(purpose, name)
     with importable_from(*module_folders()):
@@ -117,19 +122,17 @@ def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
 
 
 def module_folders() -> list[str]:
-    """Folders in which a user's modules are looked for, in order."""
+    """Returns the folders in which user modules are searched, in order."""
     return list(dict.fromkeys([*_FOLDERS.get(), os.getcwd()]))
 
 
 def user_file(name: str) -> str:
-    """Returns the file of the module of a "module:function"; "" before it is imported, and of a
-    module without a file."""
+    """Returns the file of a "module:function"; "" before its import, and without a file."""
     return getattr(sys.modules.get(name.partition(":")[0]), "__file__", None) or ""
 
 
 def user_place(name: str) -> str:
-    """Returns the file or package, in the folder that it is imported from, of a "module:function"
-    that was imported; "" of any other name."""
+    """Returns the top-level file or package folder of an imported "module:function"; else ""."""
     module = sys.modules.get(name.partition(":")[0].partition(".")[0])
     file = getattr(module, "__file__", None)
     if not file or not names_user_function(name):
@@ -141,7 +144,7 @@ def _module(purpose: str, name: str, place: str, hint: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # The module itself or a package around it is missing, not one that it imports.
+        # The module itself or its package is missing, not one that it imports.
         if f"{place}.".startswith(f"{error.name}."):
             folders = " or ".join(module_folders())
             raise ValueError(
@@ -166,15 +169,17 @@ def _function(purpose: str, name: str, module: ModuleType, function_name: str) -
 
 
 def failure(purpose: str, name: str, error: Exception) -> ValueError:
-    """Returns the error of code of a user's own as one line."""
+    """Returns an error of user code as a one-line ValueError."""
     first_line = (str(error).splitlines() or [""])[0]
     return ValueError(f"{purpose} {name!r} raises {type(error).__name__}: {first_line}")
 
 
 @contextlib.contextmanager
 def importable_from(*folders: str) -> Iterator[None]:
-    """Makes the modules in folders importable within the block, which a console script does not;
-    those of the first folder before all others."""
+    """Makes the modules in folders importable within the block; the first folder has precedence.
+
+    By itself a console script does not import from the current folder.
+    """
     sys.path[:0] = folders
     try:
         yield

@@ -1,14 +1,14 @@
-"""Messages between server and clients: their leaves, their payload, and their cost.
+"""Messages between server and clients: their leaves, payload and cost.
 
 A message is a pytree: `broadcast` returns the downlink, `client_update` the uplink. A plain array
-is sent whole. Two wrappers are leaves of a message, too:
+is sent whole. Two wrappers are also leaves of a message:
 
-* `Masked(values, mask)`: only the rows whose mask is True are sent, each with its index unless
-  their number tells which they are.
-* `Metadata(value)`: counts and the like, which are counted apart from the payload.
+* `Masked(values, mask)`: only rows whose mask is True are sent, each with its index unless their
+  number determines which they are.
+* `Metadata(value)`: counts and the like, whose cost is counted separately from the payload.
 
 The payload is all floating-point arrays outside `Metadata`. Code that compares, clips, sums or
-disturbs messages goes through the functions of this module.
+perturbs messages uses the functions of this module.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 INDEX_BYTES = 4  # an int32 index
 
 Late = Literal["lost", "arrives"]
-"""An upload that misses its round's deadline is dropped, or counts in a later round."""
+"""Whether an upload that misses its round's deadline is dropped, or arrives in a later round."""
 
 
 @jax.tree_util.register_static  # no leaf of a message, but part of its structure
@@ -36,30 +36,32 @@ class Pattern:
     """The rows that a `Masked` sends, if their number alone determines which they are.
 
     Attributes:
-      mask: (shape of the mask, number of sent rows) -> the mask, bool in NumPy.
+      mask: (shape of the mask, number of sent rows) -> the mask, a bool NumPy array.
     """
 
     mask: Callable[[tuple[int, ...], int], np.ndarray]
 
 
 def first_rows(shape: tuple[int, ...], number: int) -> np.ndarray:
-    """Returns the mask of the first `number` rows, bool of this shape."""
+    """Returns the mask of the first `number` rows, a bool array of this shape."""
     return (np.arange(math.prod(shape)) < number).reshape(shape)
 
 
 FIRST_ROWS = Pattern(first_rows)
-"""All rows before some row; so all or none, too."""
+"""All rows before some row, which includes all and none."""
 
 
 @jax.tree_util.register_static  # no leaf of a message, but part of its structure
 @dataclasses.dataclass(frozen=True)
 class Shortest:
-    """Positions travel as an index with each sent row, or as a bit for each row, whichever is
-    shorter; without it, or a pattern, always as indices."""
+    """Sends positions as indices of sent rows, or as one bit per row, whichever is shorter.
+
+    Without it or a pattern, positions are always sent as indices.
+    """
 
 
 SHORTEST = Shortest()
-"""For masks with many rows, such as one for each entry of a model."""
+"""For masks with many rows, such as one per entry of a model."""
 
 
 class Masked(NamedTuple):
@@ -67,9 +69,9 @@ class Masked(NamedTuple):
 
     Attributes:
       values: the array, [*m, *rest].
-      mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
-      pattern: the pattern by which the number of sent rows determines which they are; None sends an
-        index with each, and `SHORTEST` bits where these are shorter.
+      mask: bool [*m], True for rows that are sent. The receiver never reads the others.
+      pattern: the `Pattern` of rows, if their number determines them; None sends an index per row,
+        `SHORTEST` sends bits if these are shorter.
     """
 
     values: Shaped[Array, "..."]
@@ -78,7 +80,7 @@ class Masked(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """A part of a message outside of the payload, such as sample counts.
+    """A part of a message outside the payload, such as sample counts.
 
     Attributes:
       value: an array or a `Masked`.
@@ -88,11 +90,11 @@ class Metadata(NamedTuple):
 
 
 class WireCost(NamedTuple):
-    """Elements and bytes of one message; ints, or int32 scalars where a mask decides.
+    """Elements and bytes of one message; ints, or int32 scalars if they depend on a mask.
 
     Attributes:
-      payload_elements, payload_bytes: sizes of arrays, and of the sent rows of `Masked`.
-      metadata_elements, metadata_bytes: sizes of `Metadata`, and of indices that sent rows need.
+      payload_elements, payload_bytes: sizes of arrays, and of sent rows of `Masked`.
+      metadata_elements, metadata_bytes: sizes of `Metadata`, and of the indices of sent rows.
     """
 
     payload_elements: Int[HostArray, "*clients"] | int
@@ -110,12 +112,12 @@ class WireCost(NamedTuple):
 
 
 def is_masked(x: Any) -> bool:
-    """Returns True for `Masked`; as `is_leaf` of a tree map it looks inside `Metadata`."""
+    """Returns True for `Masked`; as `is_leaf` of a tree map, it also finds those in `Metadata`."""
     return isinstance(x, Masked)
 
 
 def is_leaf(x: Any) -> bool:
-    """Returns True where a message's tree ends before its arrays: at `Masked` and `Metadata`."""
+    """Returns True for `Masked` and `Metadata`, which are leaves of a message."""
     return isinstance(x, Masked | Metadata)
 
 
@@ -125,12 +127,12 @@ def leaves_of(message: PyTree) -> list:
 
 
 def from_leaves(message: PyTree, leaves: Sequence) -> PyTree:
-    """Builds a message of the same structure from other leaves; the inverse of `leaves_of`."""
+    """Builds a message of the same structure from new leaves; the inverse of `leaves_of`."""
     return jax.tree.unflatten(jax.tree.structure(message, is_leaf=is_leaf), leaves)
 
 
 def values_of(leaf: Any) -> Shaped[Array, "..."]:
-    """Returns the array of a leaf that is no `Metadata`, with the rows that are not sent."""
+    """Returns the array of a leaf other than `Metadata`, including rows that are not sent."""
     return leaf.values if is_masked(leaf) else leaf
 
 
@@ -138,12 +140,12 @@ def values_of(leaf: Any) -> Shaped[Array, "..."]:
 
 
 def over_rows(x: Any, values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Appends axes of length 1 to an array by row, [*m], so that it broadcasts to [*m, *rest]."""
+    """Appends axes of length 1 to a per-row array [*m], so that it broadcasts to [*m, *rest]."""
     return x.reshape(x.shape + (1,) * (values.ndim - x.ndim))
 
 
 def sent_rows(leaf: Any) -> Bool[Array, "..."]:
-    """Returns which entries of a leaf are sent, bool, broadcastable to its array."""
+    """Returns which entries of a leaf are sent: bool, broadcastable to its array."""
     if is_masked(leaf):
         return over_rows(leaf.mask, leaf.values)
     return jnp.array(True)
@@ -153,20 +155,20 @@ def dense(message: PyTree) -> PyTree:
     """Replaces every `Masked` by its values, with zeros where nothing is sent.
 
     Args:
-      message: any pytree; a `Masked` inside `Metadata` is replaced, too.
+      message: any pytree; a `Masked` inside `Metadata` is also replaced.
     """
 
     def filled(leaf):
         if not is_masked(leaf):
             return leaf
-        # `where` and no product: rows that are not sent may hold NaN.
+        # `where`, not a product: rows that are not sent may hold NaN.
         return jnp.where(sent_rows(leaf), leaf.values, 0)
 
     return jax.tree.map(filled, message, is_leaf=is_masked)
 
 
 def sent(message: PyTree) -> PyTree:
-    """Sets the rows of a pytree that are not sent to zero and keeps the masks."""
+    """Sets rows of a pytree that are not sent to zero, and keeps the masks."""
 
     def cleared(leaf):
         return leaf._replace(values=dense(leaf)) if is_masked(leaf) else leaf
@@ -175,13 +177,13 @@ def sent(message: PyTree) -> PyTree:
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Returns whether every float that would be read is finite; masked-out entries are not read."""
+    """Returns whether every float that would be read is finite; masked entries are not read."""
     broken = []
     for leaf in jax.tree.leaves(sent(tree)):
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             broken.append(~jnp.all(jnp.isfinite(leaf)))
-    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of
-    # it holds: compiling MobileNetV2's round took 56 s on 2 cores, and takes 33.
+    # A dot product: XLA would repeat a chain of `and` at every leaf whose update depends on it.
+    # Compiling MobileNetV2's round took 56 s on 2 cores with it, and takes 33 s without.
     flags = jnp.stack([jnp.array(False), *broken]).astype(jnp.float32)
     return jnp.dot(flags, jnp.ones_like(flags)) == 0
 
@@ -190,7 +192,7 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 
 def is_payload(leaf: Any) -> bool:
-    """Returns True for a leaf of floats; counts, indices and `Metadata` are no payload."""
+    """Returns True for a leaf of floats; counts, indices and `Metadata` are not payload."""
     if isinstance(leaf, Metadata):
         return False
     values = values_of(leaf)  # a Python number has no dtype
@@ -198,7 +200,7 @@ def is_payload(leaf: Any) -> bool:
 
 
 def payload_leaves(message: PyTree) -> dict[int, Any]:
-    """Returns a message's payload, {place among `leaves_of`: array or `Masked`}, in their order."""
+    """Returns a message's payload, {index in `leaves_of`: array or `Masked`}, in order."""
     return {place: leaf for place, leaf in enumerate(leaves_of(message)) if is_payload(leaf)}
 
 
@@ -207,8 +209,7 @@ def with_payload(message: PyTree, arrays: dict[int, Shaped[Array, "..."]]) -> Py
 
     Args:
       message: a message of any structure.
-      arrays: a map from places among `leaves_of(message)` to the new array, or the new
-        `Masked.values`.
+      arrays: {index in `leaves_of(message)`: new array, or new `Masked.values`}.
     """
     leaves = leaves_of(message)
     for place, values in arrays.items():
@@ -221,19 +222,19 @@ def with_payload(message: PyTree, arrays: dict[int, Shaped[Array, "..."]]) -> Py
 
 
 def bitmap_bytes(rows: int) -> int:
-    """Computes the bytes of a bit for each of so many rows."""
+    """Returns the bytes of a bitmap with one bit per row."""
     return (rows + 7) // 8
 
 
 def takes_bits(rows: int, sent: Int[HostNumber, ""] | int) -> Bool[HostNumber, ""] | bool:
-    """Returns whether bits are shorter than indices, of `sent` rows out of `rows`."""
+    """Returns whether bits are shorter than indices, for `sent` rows out of `rows`."""
     return bitmap_bytes(rows) < INDEX_BYTES * sent
 
 
 def position_cost(
     positions: Any, rows: int, sent: Int[Array, ""] | int
 ) -> tuple[Int[Array, ""] | int, Int[Array, ""] | int]:
-    """Counts the elements and bytes that say which rows are sent.
+    """Counts the elements and bytes that encode which rows are sent.
 
     Args:
       positions: `Masked.pattern`: None for indices, `SHORTEST`, or a pattern, which costs nothing.
@@ -241,7 +242,7 @@ def position_cost(
       sent: number of rows that are sent, an int32 scalar.
 
     Returns:
-      The number of indices, or of the bytes of bits; and their bytes.
+      The number of indices, or of bytes of the bitmap; and their bytes.
     """
     if positions is None:
         return sent, sent * INDEX_BYTES
@@ -253,7 +254,7 @@ def position_cost(
 
 
 def wire_elements(message: PyTree) -> WireCost:
-    """Counts the elements and bytes of one message, the only place where they are counted.
+    """Counts the elements and bytes of one message; they are counted only here.
 
     Args:
       message: the message of one client, without a client axis.
@@ -298,11 +299,11 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
     for prototypes and vectors, and 0.2, 0.2 for images, which cross the wire in [-1, 1].
 
     Args:
-      scale, coefficient: standard deviation of the noise and share taken off, FedPCL's s and p.
-      only: the one field of the message that gets noise, such as "images"; "" is all of them.
+      scale, coefficient: standard deviation of the noise and share subtracted, FedPCL's s and p.
+      only: the only field of the message that gets noise, such as "images"; "" for all fields.
 
     Returns:
-      A transform; it raises a ValueError for a message without the field `only`.
+      A transform; it raises ValueError for a message without the field `only`.
 
     Raises:
       ValueError: a number is out of its bounds.
@@ -312,7 +313,7 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
         arrays = {}
         for place, leaf in payload_leaves(message).items():
             values = values_of(leaf)
-            # Folding in the place keeps a leaf's draw whatever the other leaves are.
+            # Folding in the index makes a leaf's draw independent of the other leaves.
             leaf_key = jax.random.fold_in(key, place)
             noise = scale * jax.random.normal(leaf_key, values.shape, values.dtype)
             arrays[place] = values * (1 - coefficient) + noise
@@ -329,7 +330,7 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
 
 
 TRANSFORMS: dict[str, Callable[..., Transform]] = {"gaussian_noise": gaussian_noise}
-"""Name in a config -> factory; what sends fewer bytes is a code, see `core.codes`."""
+"""Name in a config -> factory. Compression is not a transform but a code, see `core.codes`."""
 
 
 def chain(transforms: tuple[Transform, ...]) -> Transform:
