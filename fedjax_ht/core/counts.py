@@ -76,6 +76,5 @@ def counts_fit(method: Method, received: Received, architecture: str = "") -> Bo
         rows = counts.astype(jnp.float32).reshape(len(fits), -1)
         most = by_class if rows.shape[1] > 1 else num_samples
         within = (rows >= 0) & (rows <= most[:, None])  # both are False for NaN
-
         fits &= within.all(1) & (rows.sum(1) <= SLACK * most)
     return fits

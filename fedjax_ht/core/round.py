@@ -134,7 +134,6 @@ def any_state(
     It stands for any client's where only the form matters, or where a downlink overwrites it.
     Without the federation a client has no memory of messages.
     """
-
     return method.init_client(bucket, Context(key, jnp.int32(0), None, federation=federation))
 
 

@@ -1,10 +1,10 @@
 """The clock of simulated devices: deadlines, and uploads that arrive in a later round.
 
-The seconds of a round are simulated, computed on the host by exact bytes; no compiled program knows
-of them. An upload that misses the deadline is lost; or, where `Profile.late` says so, the client
-keeps uploading and joins no round until the upload has arrived. Every round waits for such uploads
-as for its participants', and no longer than the deadline. They reach the server as they were sent,
-beside those of the round.
+The seconds of a round are simulated, computed on the host from exact bytes; compiled programs do
+not see them. An upload that misses the deadline is lost. With `Profile.late` "arrives", the client
+instead keeps uploading, and joins no round until the upload has arrived. Every round waits for such
+uploads as for its participants', but no longer than the deadline. They reach the server as they
+were sent, together with those of the round.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,13 @@ from fedjax_ht.simulation.state import SimulationState, Waiting
 
 
 class Devices(NamedTuple):
-    """The clients' simulated devices, with the FLOPs and places of the clients on them.
+    """The clients' simulated devices.
 
     Attributes:
-      profile: the abilities of the devices.
-      flops: () -> FLOPs of each client's round, float64 [num_clients]; traced where it is first
-        asked for.
+      profile: speeds and availability of the devices.
+      flops: () -> FLOPs of each client's round, float64 [num_clients]; traced at the first call.
       mesh: the devices that really run.
-      rosters: bucket name -> its clients' places.
+      rosters: bucket name -> `Roster` of its clients.
       num_clients: number of clients in the federation.
     """
 
@@ -48,11 +47,12 @@ class Devices(NamedTuple):
 def deliver_in_time(
     devices: Devices, state: SimulationState, answers: dict[str, Answers]
 ) -> tuple[Delivery, dict[str, Answers], Waiting | None]:
-    """Delivers as `serving.deliver`: the uplinks of a round's participants that meet the deadline,
-    and those of earlier rounds that arrive in it.
+    """Delivers uplinks that meet the deadline, and those of earlier rounds that arrive now.
+
+    Arguments are as for `serving.deliver`.
 
     Returns:
-      What the server gets; the answers with their times, without the uplinks; and what is on its
+      The delivery; the answers with their times, without uplinks; and the uploads still on their
       way after the round.
     """
     answers, waiting = _on_time(devices, answers), state.waiting
@@ -66,7 +66,7 @@ def deliver_in_time(
 def with_times(
     devices: Devices, state: SimulationState, answers: dict[str, Answers], report: RoundReport
 ) -> RoundReport:
-    """Adds simulated times, absent clients and uploads of earlier rounds to a round's report."""
+    """Adds simulated times, absent clients and earlier rounds' uploads to a round's report."""
     profile, waiting = devices.profile, state.waiting
     fields: dict[str, Any] = {}
     if profile.rates():
@@ -83,8 +83,10 @@ def with_times(
 def _simulated_fields(
     profile: Profile, waiting: Waiting | None, answers: dict[str, Answers]
 ) -> dict[str, Any]:
-    """Returns the fields of a report that follow from simulated times; something takes time on the
-    devices of `profile`, and `waiting` was on its way before the round."""
+    """Returns the report's fields on simulated times, for a profile with rates.
+
+    `waiting` are the uploads on their way before the round.
+    """
     parts = []
     for part in answers.values():
         of_clients = take((part.seconds, part.late, part.results.arrived), part.rows)
@@ -101,8 +103,10 @@ def _simulated_fields(
 
 
 def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
-    """Adds simulated times to answers; uploads that miss the deadline no longer arrive. The
-    identity where nothing takes simulated time."""
+    """Adds simulated times to answers, and marks uploads that miss the deadline as not arrived.
+
+    Without simulated rates, it returns the answers unchanged.
+    """
     profile = devices.profile
     if not profile.rates():
         return answers
@@ -139,12 +143,12 @@ def _with_earlier(
     all_received, all_rows = {}, {}
     for name, part in answers.items():
         roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
-        # A client takes part in nothing else till its upload arrives.
+        # A client takes part in no other round until its upload arrives.
         rounds = np.full(len(received[name].arrived), round), last_round[roster.members]
         now, before = collect(devices.mesh, tuple(x.astype(np.int32) for x in rounds))
         earlier = earlier._replace(info=earlier.info._replace(sent_round=before))
         behind = np.arange(len(earlier.arrived), dtype=np.int32)
-        # Padding sorts behind every client; a client never stands in both halves.
+        # Padding is sorted behind all clients; no client is in both halves.
         ids = np.full(len(part.padded_rows), devices.num_clients)
         ids[: len(part.ids)] = part.ids
         order = np.argsort(np.concatenate([ids, roster.members]), kind="stable")
@@ -162,8 +166,10 @@ def _arriving(waiting: Waiting, profile: Profile) -> np.ndarray:
 
 
 def _arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
-    """Returns a bucket's uploads of earlier rounds, of all rows; those that come in the next round
-    have arrived."""
+    """Returns a bucket's uploads of earlier rounds, for all rows.
+
+    Those that arrive in the next round are marked as arrived.
+    """
     roster = devices.rosters[name]
     by_row = _arriving(waiting, devices.profile)[roster.members]
     return Received(*waiting.sent[name], collect(devices.mesh, by_row))
@@ -175,19 +181,19 @@ def _after_round(
     received: dict[str, Received],
     answers: dict[str, Answers],
 ) -> Waiting:
-    """Returns the uploads on their way after a round, from its uplinks and its timed answers."""
+    """Returns the uploads on their way after a round, given its uplinks and timed answers."""
     deadline = devices.profile.deadline
-    # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
+    # Uploads still on their way took a whole deadline; all others have arrived.
     left = np.maximum(waiting.left - deadline, 0)
     sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.cost)
     for name, part in answers.items():
-        assert part.seconds is not None and part.late is not None  # as wherever uploads may wait
+        assert part.seconds is not None and part.late is not None  # set if uploads may wait
         if not part.late.any():
             continue
         is_late = part.late[part.rows]
         ids, rows = part.ids[is_late], part.rows[is_late]
         roster = devices.rosters[name]
-        # Beyond the end nothing is written.
+        # Slots beyond the end are not written.
         slots = np.full(len(part.late), len(roster.members))
         slots[rows] = roster.rows(ids)
         new = (received[name].uplink, received[name].info)
@@ -207,15 +213,15 @@ def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
 
 
 def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
-    """Returns the uploads on their way before the first round: none.
+    """Returns the empty `Waiting` before the first round.
 
     Args:
       devices: the clients' devices.
       forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
-      infos: the knowledge of every client, leading axis [num_clients].
+      infos: every client's `ClientInfo`, leading axis [num_clients].
     """
     sent = {}
-    info = take(infos, 0)  # any client's: all have one form
+    info = take(infos, 0)  # any client will do: all have the same form
     for name, form in forms.items():
         rows = len(devices.rosters[name].members)
 

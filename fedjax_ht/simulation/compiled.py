@@ -1,5 +1,7 @@
-"""The transport of a simulation: buckets of clients in compiled programs on a mesh of devices. They
-train participants of a round, and score clients, and the server's own model, in an evaluation."""
+"""The transport of a simulation: runs buckets of clients in compiled programs on a device mesh.
+
+They train a round's participants. In an evaluation, they score clients and the server's own model.
+"""
 
 import functools
 import itertools
@@ -41,8 +43,8 @@ class RoundInputs(NamedTuple):
     """Inputs of a round or an evaluation.
 
     Attributes:
-      info: the knowledge of every client, NumPy with leading axis [num_clients].
-      round: the round's number from 0, int32 scalar, on all devices.
+      info: every client's `ClientInfo`, NumPy with leading axis [num_clients].
+      round: the round, from 0, int32 scalar, on all devices.
       server: the run's server, on all devices.
     """
 
@@ -56,11 +58,11 @@ class BucketPlan(NamedTuple):
 
     Attributes:
       rows: the participants as rows of the bucket, int [m].
-      layout: the participants' rows in the order in which they run, `PADDING` elsewhere, int64 [P].
-      participants, scored: `roster.clients_of` the two layouts.
-      states: the clients' states on the devices; the schedules name slots in them.
+      layout: the participants' rows in running order, `PADDING` elsewhere, int64 [P].
+      participants, scored: `roster.clients_of` the layouts for training and for scoring.
+      states: the clients' states on the devices, which the schedules' slots index.
       schedule: the schedule of the participants' training, on the devices.
-      score_schedule: the schedule of the clients that are scored, on the devices.
+      score_schedule: the schedule of the clients to score, on the devices.
     """
 
     rows: np.ndarray
@@ -85,7 +87,7 @@ def first_state(program: Program) -> SimulationState:
 
     def first_states(name: str, clients: Clients, layout: np.ndarray) -> PyTree:
         ids = clients.roster.members[np.where(layout == PADDING, 0, layout)]
-        # With shared_init the bucket's first client stands for all of them.
+        # With shared_init all clients start like the bucket's first one.
         if program.options.shared_init:
             ids = np.full_like(ids, clients.roster.members[0])
         client_ids = scatter(program.mesh, ids.astype(np.int32))
@@ -115,7 +117,7 @@ def first_state(program: Program) -> SimulationState:
         return state
     from fedjax_ht.simulation.clock import nobody_waits
 
-    # The forms of uplinks: this traces every architecture's round.
+    # The forms of uplinks are found by tracing every architecture's round.
     return state._replace(
         waiting=nobody_waits(
             _devices(program, profile), program.engine.uplink_forms(), clients_info(program, state)
@@ -124,8 +126,10 @@ def first_state(program: Program) -> SimulationState:
 
 
 def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str, PyTree]) -> None:
-    """Refuses states that the devices have no room for, where their memory is known: a kernel would
-    end the process without a word."""
+    """Raises ValueError if the states do not fit into the devices' memory, where it is known.
+
+    Otherwise the operating system might kill the process without a message.
+    """
     needed = 0
     for name, clients in program.clients.items():
         if clients.programs.keeps:
@@ -142,7 +146,7 @@ def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str,
 
 
 def compiled_round(program: Program) -> Round:
-    """Returns the round of a simulation: what is on, and nothing else."""
+    """Returns the round of a simulation, composed of the enabled features only."""
     options, num_clients = program.options, program.federation.num_clients
     delivery, additions = functools.partial(deliver, program.mesh), []
     if options.devices_profile is not None:
@@ -202,8 +206,10 @@ def _frozen_bytes(program: Program) -> np.ndarray:
 def exchange(
     program: Program, state: SimulationState, score: bool, stage: Stage
 ) -> tuple[SimulationState, dict[str, Answers]]:
-    """Trains a round's participants and returns their answers; the buffers of client states are
-    donated. Arguments and results as of `round.Round.exchange`."""
+    """Trains a round's participants and returns their answers; donates the client states' buffers.
+
+    Arguments and results are as for `round.Round.exchange`.
+    """
     cohort = draw_cohort(program.options, program.new, state)
     inputs = round_inputs(program, state)
     plans, states, schedules, data = {}, {}, {}, {}
@@ -217,7 +223,7 @@ def exchange(
     trained = stage("train", train)
     kept, score_schedules, scores = {}, {}, {}
     for name, (new_states, (_, of_bucket)) in trained.items():
-        # Clients that keep nothing are scored where they train, before their models are gone.
+        # Clients that keep no state are scored right after training, while their models exist.
         scores[name] = of_bucket
         if program.clients[name].programs.keeps:
             kept[name], score_schedules[name] = new_states, plans[name].score_schedule
@@ -258,7 +264,7 @@ def _plan(
     rows, lost = roster.rows(cohort.ids), roster.rows(cohort.ids[cohort.dropped])
     (layout,) = (score_layout,) = lay_out(roster, rows, roster.capacity)
     if clients.programs.keeps:
-        # Padded as for an evaluation, which is then the same program.
+        # Padded as in an evaluation, so that both use the same program.
         (score_layout,) = lay_out(roster, rows, store.block(roster))
     states = store.load(state.clients[name], roster, layout)
     return BucketPlan(
@@ -275,7 +281,7 @@ def _plan(
 def device_schedule(
     program: Program, name: str, layout: np.ndarray, inputs: RoundInputs, lost: np.ndarray
 ) -> Schedule:
-    """Returns the schedule of a layout, sharded; `lost` are the rows whose uplink is dropped."""
+    """Returns the sharded schedule of a layout; `lost` are the rows whose uplink is dropped."""
     clients = program.clients[name]
     slots = clients.programs.store.slots(clients.roster, layout)
     return scatter(program.mesh, schedule(clients.roster, layout, slots, inputs.info, lost))
@@ -294,7 +300,7 @@ def score_states(
 
 
 def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
-    """Puts the inputs of a round or an evaluation on the devices."""
+    """Returns the inputs of a round or an evaluation, placed on the devices."""
     server = RunServer(state.server, program.seed, program.settings)
     return RoundInputs(
         info=clients_info(program, state),
@@ -304,7 +310,7 @@ def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
 
 
 def clients_info(program: Program, state: SimulationState) -> ClientInfo:
-    """Returns the system's knowledge of every client before a round, NumPy arrays [num_clients]."""
+    """Returns every client's `ClientInfo` before a round, NumPy arrays [num_clients]."""
     counts = program.data.counts["train"]
     ids = np.arange(len(counts), dtype=np.int32)
     return ClientInfo(ids, counts.astype(np.int32), state.last_round.astype(np.int32))
@@ -313,14 +319,14 @@ def clients_info(program: Program, state: SimulationState) -> ClientInfo:
 def evaluate(
     program: Program, state: SimulationState, only: np.ndarray | None = None
 ) -> Evaluation:
-    """Scores clients, and the server's model if it has one; the state stays.
+    """Scores clients, and the server's model if it has one; the state does not change.
 
     Args:
       program: the parts of the simulation.
-      state: the state to score; after k rounds the newest downlink is the one that round k, from 0,
-        starts with.
-      only: ids of the clients to score; None for all. New ones among others are in
-        `Evaluation.new`.
+      state: the state to score; after k rounds the newest downlink is the one at the start of round
+        k (from 0).
+      only: ids of the clients to score; None for all. If clients that train are among them, new
+        ones are in `Evaluation.new`.
     """
     ids = np.arange(program.federation.num_clients)
     if only is not None:
@@ -348,7 +354,7 @@ def evaluate(
 
     groups = [group for group in (~program.new, program.new) if group[ids].any()]
     first, *new = groups or [~program.new]
-    reported = of_group(first, scores[0], pooled)  # the server's model has one state
+    reported = of_group(first, scores[0], pooled)  # the server's model has a single state
     if new:
         reported = reported._replace(new=of_group(new[0], scores[0]))
     if len(scores) > 1:
@@ -357,7 +363,7 @@ def evaluate(
 
 
 def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns ids of clients as an array; a ValueError where there are no such clients."""
+    """Returns client ids as an array; ValueError if there are no such clients."""
     ids = np.asarray(only)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
@@ -380,14 +386,14 @@ def _score_blocks(
     ids: np.ndarray,
     request: EvaluationRequest,
 ) -> tuple[list[tuple[Roster, np.ndarray]], list[dict[str, Scores]]]:
-    """Scores the clients `ids` as a request says, as many at a time as a device has room for.
+    """Scores the clients `ids` in blocks of as many as a device has room for.
 
     Returns:
-      The roster and the layout of each block's clients, and their scores.
+      The roster and layout of each block, and its scores.
     """
     nobody, layouts = np.zeros(0, np.int64), {}
     counts = sum(program.data.counts[split][ids] for split in program.in_evaluation[0].splits)
-    # Clients that no sample scores are left out, unless that is everybody.
+    # Skip clients without samples to score, unless no client has any.
     chosen = ids[counts > 0] if np.any(counts) else ids
     for name, clients in program.clients.items():
         roster = clients.roster
@@ -397,7 +403,7 @@ def _score_blocks(
     for block in itertools.zip_longest(*layouts.values()):
         layouts_of, states, schedules = {}, {}, {}
         for name, layout in zip(layouts, block):
-            if layout is None:  # this bucket has fewer blocks than others
+            if layout is None:  # this bucket has fewer blocks than the others
                 continue
             clients = program.clients[name]
             layouts_of[name] = clients.roster, layout
@@ -411,12 +417,14 @@ def _score_blocks(
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
-    """Returns some of a bucket's states as NumPy; of clients that keep nothing, as the newest
-    downlink leaves them."""
+    """Returns some of a bucket's client states as NumPy.
+
+    Clients that keep nothing have the state after the newest downlink.
+    """
     clients = _clients_of(program, name)
     if clients.programs.keeps:
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
-    assert clients.programs.received is not None  # as of clients that keep nothing
+    assert clients.programs.received is not None  # set for clients that keep nothing
     info = clients_info(program, state)
     server = program.run_server(state.server)
     data, states = program.data.buckets[name], []
@@ -430,7 +438,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
 def write_clients(
     program: Program, state: SimulationState, name: str, rows: np.ndarray, states: PyTree
 ) -> SimulationState:
-    """Returns the state with some of a bucket's clients' states put in place."""
+    """Returns the state with some of a bucket's client states replaced."""
     clients = _clients_of(program, name)
     stored = clients.programs.store.write(state.clients[name], clients.roster, rows, states)
     return state._replace(clients=state.clients | {name: stored})
@@ -444,7 +452,7 @@ def _clients_of(program: Program, name: str) -> Clients:
 
 
 def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:
-    """Returns one row as a participant; `info` has leading axis [num_clients]."""
+    """Returns a row as a participant; `info` has leading axis [num_clients]."""
     return Participant(
         member=np.int32(row),
         info=take(info, int(clients.roster.members[row])),

@@ -1,5 +1,7 @@
-"""Notes on training that diverges and stays finite: losses far above those of guessing, and
-accuracy that falls back to that of the untrained federation."""
+"""Detects training that diverges but stays finite.
+
+Signs are losses far above that of guessing, and accuracy that falls back to the untrained one.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,22 +10,24 @@ from fedjax_ht.check.names import listed_clients
 from fedjax_ht.simulation.rows import Row
 
 RAISED, HIGH, HOPELESS = 3.0, 10.0, 100.0
-"""How many times the cross-entropy of guessing, log C, a loss is raised, high, and far too high
-whatever else a run shows: methods add regularisers to the cross-entropy, which begin at 16 log C
-in FedKTL."""
-RISEN = 3.0  # times the lowest loss of earlier rounds that a high loss has risen to
-SERVER_RISEN = 10.0  # the same of losses of a server, which are no cross-entropies of clients
+"""Multiples of the cross-entropy of guessing, log C, above which a loss is raised, high, hopeless.
+
+Hopeless losses count as divergence regardless of other signs. Methods add regularisers to the
+cross-entropy, which start at 16 log C in FedKTL.
+"""
+RISEN = 3.0  # a high loss must exceed this multiple of the lowest loss of earlier rounds
+SERVER_RISEN = 10.0  # the same for losses of a server, which are not clients' cross-entropies
 GAIN, LEFT = 0.2, 0.1
-"""Accuracy above the untrained federation's that a run must have had, and the share of the gain
-that is left of it where it counts as lost."""
+"""The gain in accuracy over the untrained federation that a run must have had, and the remaining
+share of it at which it counts as lost."""
 
 
 class Divergence:
-    """Reads the rows of a run in their order, and notes each kind of divergence once.
+    """Reads the rows of a run in order, and reports each kind of divergence once.
 
     Args:
       num_classes: number of classes; None compares no losses.
-      history: rows of an earlier course of the run, whose notes were told then.
+      history: earlier rows of a resumed run, whose notes have been reported.
     """
 
     def __init__(self, num_classes: int | None, history: Sequence[Row] = ()):
@@ -37,7 +41,7 @@ class Divergence:
             self.notes(row)
 
     def notes(self, row: Row) -> list[str]:
-        """Returns a line for each kind of divergence that a row has and no earlier row had."""
+        """Returns a message for each kind of divergence that no earlier row had."""
         if row.get("far_off"):
             self.outlying = row
         lines = []
@@ -48,7 +52,7 @@ class Divergence:
         return [line + self._suspects() for line in lines]
 
     def _suspects(self) -> str:
-        """Names the clients of the latest outlying uploads, which may be why training diverges."""
+        """Names the clients of the latest outlying uploads, as a possible cause."""
         row = self.outlying
         if row is None:
             return ""
@@ -56,7 +60,7 @@ class Divergence:
         return f"; outlying uploads in round {row['round']} of {clients}"
 
     def _of_loss(self, name: str, row: Row) -> list[str]:
-        """Returns a line on a loss, of the clients ("loss") or of the server, that is too high."""
+        """Returns a message if a loss of the clients ("loss") or of the server is too high."""
         loss, lowest = row[name], self.lowest.get(name, math.inf)
         self.lowest[name] = min(lowest, loss)
         if self.guessing is None or name in self.noted:
@@ -83,24 +87,24 @@ class Divergence:
 
     def _server_diverges(self, loss: float, lowest: float) -> bool:
         times = loss / (self.guessing or 1.0)
-        if lowest == math.inf:  # nothing to compare a first loss with
+        if lowest == math.inf:  # a first loss has no predecessor
             return times > HOPELESS
         return times > HIGH and loss > SERVER_RISEN * lowest
 
     def _is_at_chance(self, row: Row) -> bool:
-        """Returns whether a row's accuracy, where known, is that of the untrained federation."""
+        """Returns whether a row's accuracy, if known, is close to the untrained federation's."""
         accuracy = row.get("accuracy", row.get("accuracy_participants"))
         return accuracy is not None and accuracy < self._chance() + LEFT
 
     def _chance(self) -> float:
-        """Returns the accuracy of the untrained federation, or of guessing where that is higher."""
+        """Returns the higher accuracy of the untrained federation and of guessing."""
         untrained = self.untrained or 0.0
         if self.guessing is None:
             return untrained
         return max(math.exp(-self.guessing), untrained)
 
     def _of_accuracy(self, row: Row) -> list[str]:
-        """Returns a line where an evaluation has lost what training had gained."""
+        """Returns a message if an evaluation has lost the accuracy that training had gained."""
         if "accuracy" not in row:
             return []
         accuracy, best = row["accuracy"], self.best or row

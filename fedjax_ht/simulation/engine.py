@@ -1,8 +1,7 @@
-"""Engines: the compiled programs of a method on a federation, without data, split, seed or
-settings.
+"""Engines: compiled programs of a method on a federation, without data, split, seed or settings.
 
-A process keeps their parts by all that each depends on, so that a second simulation of the same
-kind compiles nothing (docs/decisions/0049-kept-programs.md).
+A process caches their parts by everything that each depends on, so that a second simulation of the
+same kind compiles nothing (docs/decisions/0049-kept-programs.md).
 """
 
 import functools
@@ -50,10 +49,10 @@ from fedjax_ht.simulation.roster import ClientStore, device_store, no_store
 from fedjax_ht.simulation.serving import run_server
 from fedjax_ht.trust.options import Attack, Defence, Exposure, Privacy
 
-KEPT_PARTS = 256  # in a process, of all engines
-MOST_MAPS = 32_000  # memory maps of a process; Linux lets it have 65,530, and a program takes some
+KEPT_PARTS = 256  # per process, over all engines
+MOST_MAPS = 32_000  # memory maps of a process; Linux allows 65,530, and each program takes some
 
-# Functions of a method that a part calls; () is all of them.
+# Functions of a method that a part calls; () means all of them.
 ALL: tuple[str, ...] = ()
 FIRST_STATE = ("init_client",)
 FIRST_SERVER = ("init_server",)
@@ -61,7 +60,7 @@ STATE = ("init_server", "init_client", "broadcast", "receive")
 SCORES = (*STATE, "predict")
 ADAPTED = (*SCORES, "client_update")
 GLOBAL_SCORES = ("global_model",)
-# Attacks and privacy leave these as they are.
+# Attacks and privacy do not change these.
 UNTOUCHED = frozenset([*FIRST_STATE, *FIRST_SERVER, *GLOBAL_SCORES])
 FUNCTIONS = (*SCORES, *GLOBAL_SCORES, "client_update", "server_update", "check")
 
@@ -71,10 +70,10 @@ class BucketPrograms(NamedTuple):
 
     Attributes:
       keeps: True if a state outlives the round, see `keeps_state`, or an evaluation scores
-        the state that training left.
+        the trained state.
       first_states: the compiled `first_states`.
       store: the store of the clients' states between rounds.
-      received: the compiled `evaluation.received_state`; None where `keeps`.
+      received: the compiled `evaluation.received_state`; None if `keeps`.
     """
 
     keeps: bool
@@ -87,8 +86,8 @@ class Engine(NamedTuple):
     """Programs, each compiled at its first call for arguments of new shapes.
 
     Attributes:
-      method: the method as its clients run it, see `trust.privacy.concealed`, with the defences
-        around it.
+      method: the method as its clients run it, see `trust.privacy.concealed`, wrapped in the
+        defences.
       channel: transforms of the messages on the wire.
       buckets: bucket name -> programs of its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
@@ -96,10 +95,10 @@ class Engine(NamedTuple):
       first_server: the compiled `first_server`.
       serve: the compiled `serving.run_server`.
       score_global: `evaluation.global_evaluation`.
-      uplink_forms: () -> bucket name -> form of its uplinks; traced once.
-      work: (Bucket, the `flops.data_form` of its data) -> `flops.bucket_work`; traced once a form.
-      exposure: the knowledge that uploads give besides their numbers, see `disclosure.exposure`;
-        None where nothing is private.
+      uplink_forms: () -> {bucket name: form of its uplinks}; traced once.
+      work: (Bucket, `flops.data_form` of its data) -> `flops.bucket_work`; traced once per form.
+      exposure: what uploads reveal besides their numbers, see `disclosure.exposure`; None without
+        privacy.
     """
 
     method: Method
@@ -123,14 +122,14 @@ def make_engine(
     mesh: Mesh,
     batch_size: int,
 ) -> Engine:
-    """Returns an engine, with the parts that this process keeps of others.
+    """Returns an engine, reusing parts that this process has cached.
 
     Args:
       method: the method as its factory made it.
       federation: the buckets; their weights are an argument of the programs.
       options: the options of the federation.
       mesh: the devices.
-      batch_size: samples of a forward pass that scores.
+      batch_size: samples per forward pass when scoring.
 
     Raises:
       ValueError: the method cannot run on this federation.
@@ -144,7 +143,7 @@ def make_engine(
     engine_method = part(fitting, ALL, options.robust)
     buckets, keeps = {}, []
     for bucket in federation.buckets:
-        # "trained" evaluation asks for what training left, whatever comes down.
+        # "trained" evaluation needs the trained state, even if the next downlink overwrites it.
         keep = wanted.state != "received" or part(keeps_state, STATE, bucket, channel)
         store = options.client_store if keep else "none"
         buckets[bucket.name] = BucketPrograms(
@@ -159,7 +158,7 @@ def make_engine(
         method=engine_method,
         channel=channel,
         buckets=buckets,
-        # Only clients that keep nothing are scored where they train, and so by this size.
+        # Only clients that keep nothing are scored in the training program, with this size.
         train=part(training, ALL, *where, 0 if all(keeps) else batch_size),
         score=part(scoring, _scored_by(wanted), *where, batch_size, wanted.auc, _further(wanted)),
         first_server=part(first_server, FIRST_SERVER),
@@ -167,7 +166,7 @@ def make_engine(
         score_global=part(
             global_evaluation, GLOBAL_SCORES, wanted.global_statistics, batch_size, wanted.auc
         ),
-        # Traced where they are first asked for, and kept as all parts are.
+        # Traced at the first call, and cached like all parts.
         uplink_forms=functools.partial(part, uplink_forms, ALL, channel),
         work=functools.partial(part, bucket_work, ALL),
         exposure=None if options.privacy is None else part(_exposure, ALL),
@@ -175,7 +174,7 @@ def make_engine(
 
 
 def forget_engines() -> None:
-    """Frees the programs that no simulation uses any more."""
+    """Clears the cache, which frees programs that no simulation uses."""
     _part.cache_clear()
 
 
@@ -184,11 +183,12 @@ def shared_parts(
 ) -> Callable:
     """Returns the function (make, uses, *further) that makes a part of an engine, or finds it.
 
-    A part is `make(hidden, federation, *further)` with the method behind attack and privacy. Where
-    it uses some functions alone, it gets a method that has nothing else, and is found by these.
+    A part is `make(hidden, federation, *further)`, where `hidden` is the method with attack and
+    privacy. If a part uses only some functions, it gets a method with only these, which are its
+    key.
     """
-    # Numbers that vary are arguments, as are pretrained variables. A method that varies is made
-    # anew for its numbers, with all functions at once.
+    # Settings are arguments, as are pretrained variables. A method that varies makes all its
+    # functions at once from its settings.
     is_fixed, is_plain = method.vary is None, attack.kind is None and privacy is None
     bare = method.needs.pretrained._replace(variables=())
     made = method._replace(needs=method.needs._replace(pretrained=bare))
@@ -211,7 +211,7 @@ def shared_parts(
 
 
 def _scored_by(scoring: Scoring) -> tuple[str, ...]:
-    """Returns the functions of a method that its scores take."""
+    """Returns the functions of a method that scoring calls."""
     if scoring.neighbours is not None:
         return ALL
     return SCORES if scoring.adapt_epochs is None else ADAPTED
@@ -231,7 +231,7 @@ def _part(make: Callable, arguments: Keyed) -> Any:
 
 
 def _only(method: Method, uses: Sequence[str]) -> Method:
-    """Returns the method with these functions alone: a part that needs another one ends at it."""
+    """Returns the method with only these functions; a part that calls another one fails."""
     without: dict[str, Any] = {name: None for name in FUNCTIONS if name not in uses}
     return method._replace(training=None, recipes=(), view=View(), **without)
 
@@ -255,7 +255,7 @@ def _defended(method: Method, robust: Sequence[Defence]) -> Method:
 
 
 def _memory_maps() -> int:
-    """Returns how many memory maps this process has; 0 where that is not known."""
+    """Returns the number of memory maps of this process; 0 if unknown."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -263,7 +263,7 @@ def _memory_maps() -> int:
 
 
 def fitting(method: Method, federation: Federation, robust: Sequence[Defence]) -> Method:
-    """Returns `Engine.method`, which can run on the federation."""
+    """Returns `Engine.method`, after checking that it can run on the federation."""
     method = _defended(method, robust)
     require_task(method, federation)
     method.check(federation)
@@ -278,9 +278,11 @@ def _exposure(method: Method, federation: Federation) -> Exposure | None:
 
 
 def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: Mesh) -> Callable:
-    """Returns the compiled function that makes clients' first states: (client ids int32 [P],
-    sharded, root seed uint32 scalar, settings, `weights_of` the bucket, on all devices) -> states
-    [P], sharded."""
+    """Returns the compiled function that makes clients' first states.
+
+    It is (client ids int32 [P], sharded; root seed uint32 scalar, settings, `weights_of` the
+    bucket, on all devices) -> states [P], sharded.
+    """
 
     def local(client_ids, seed, settings, weights):
         weighted = put_weights(bucket, weights)
@@ -299,7 +301,7 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
         out_specs=SHARDED,
         check_vma=False,
     )
-    # As those of `core.compiling.on_mesh`, so that both are arguments of one program.
+    # The same sharding as in `core.compiling.on_mesh`, so that one program accepts both results.
     sharded = NamedSharding(mesh, SHARDED)
     options = compiler_options(platform_of(mesh), quick=True)
     return jax.jit(run, out_shardings=sharded, compiler_options=options)
@@ -313,12 +315,15 @@ def training(
     mesh: Mesh,
     size: int,
 ) -> Callable:
-    """Returns `Engine.train`; `keeps` is that of each bucket, `size` the samples of a forward pass
-    that scores."""
+    """Returns `Engine.train`.
+
+    `keeps` has each bucket's `BucketPrograms.keeps`; `size` is the samples per forward pass when
+    scoring.
+    """
     runs = {}
     for bucket, keep in zip(federation.buckets, keeps):
         bound = method, federation, bucket, channel
-        # Clients that keep nothing are scored where they train, before their models are gone.
+        # Clients that keep nothing are scored right after training, while their models exist.
         runs[bucket.name] = bucket_round(*bound, None if keep else client_evaluation(*bound, size))
     return buckets_on_mesh(runs, mesh, trains=True)
 
@@ -333,7 +338,7 @@ def scoring(
     auc: bool,
     further: FurtherRules | None,
 ) -> Callable:
-    """Returns `Engine.score`; `keeps` is that of each bucket."""
+    """Returns `Engine.score`; `keeps` and `size` are as for `training`."""
     runs, beside = {}, {"auc": auc, "further": further}
     for bucket, keep in zip(federation.buckets, keeps):
         score = client_evaluation(method, federation, bucket, channel, size, keep, **beside)
@@ -342,8 +347,10 @@ def scoring(
 
 
 def first_server(method: Method, federation: Federation) -> Callable:
-    """Returns (root seed, settings, `all_weights` of the federation) -> the server's first state;
-    compiled."""
+    """Returns the compiled function that makes the server's first state.
+
+    Its arguments are (root seed, settings, `all_weights` of the federation).
+    """
 
     def init(seed, settings, weights):
         key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)

@@ -1,4 +1,4 @@
-"""The loop over rounds, and its history: plain rows, see `rows`."""
+"""The loop over rounds and its history, a list of plain rows (see `rows`)."""
 
 import itertools
 import warnings
@@ -17,7 +17,7 @@ from fedjax_ht.simulation.state import SimulationState, copy_state
 
 
 class Best(NamedTuple):
-    """The best evaluation of a run and the last one, all rows of the history."""
+    """Rows of a run's history: the best ones by test and by validation score, and the last one."""
 
     on_test: Row
     on_val: Row | None
@@ -34,8 +34,10 @@ class Best(NamedTuple):
 
 
 def wire_bytes(row: Row, *ways: str) -> int:
-    """Returns the bytes, payload and metadata, of a row's "uplink" or "downlink"; without `ways`
-    of both. Row 0 has none."""
+    """Returns the bytes (payload and metadata) of a row's "uplink", "downlink", or both by default.
+
+    Row 0 has none.
+    """
     count = 0
     for way in ways or ("uplink", "downlink"):
         count += row.get(f"{way}_payload_bytes", 0) + row.get(f"{way}_metadata_bytes", 0)
@@ -44,17 +46,18 @@ def wire_bytes(row: Row, *ways: str) -> int:
 
 def merged(runs: Runs) -> list[Row]:
     """Returns the rows of all runs of an entry, round by round."""
-    # sorted() is stable: within a round the runs stay in their order.
+    # sorted() is stable: within a round the runs keep their order.
     return sorted(itertools.chain(*runs), key=lambda row: row["round"])
 
 
 @checked
 def best(history: Sequence[Row]) -> Best:
-    """Returns a run's best row by its score on the test sets (as in papers), the best by that on
-    the validation sets, if any, and the last. The score is the accuracy, or that of another task.
+    """Returns a run's best row by test score (as in papers), by validation score, and the last.
+
+    The score is the accuracy, or that of another task. Without validation sets, the second is None.
 
     Raises:
-      ValueError: no row has an evaluation, or the rows are of several trials.
+      ValueError: no row has an evaluation, or the rows are from several trials.
     """
     evaluations = evaluated(history)
     if not evaluations:
@@ -77,10 +80,10 @@ def best(history: Sequence[Row]) -> Best:
 
 
 def best_by(history: Sequence[Row], score: str) -> Row | None:
-    """Returns a run's row with the best `score`; None if none has it.
+    """Returns a run's row with the best `score`; None if no row has it.
 
-    For "accuracy_participants" this is a maximum over rounds and over draws of participants: biased
-    upwards, the more the fewer they are and the longer the run.
+    For "accuracy_participants" this is a maximum over rounds and draws of participants. It is
+    biased upwards, the more so with fewer participants and longer runs.
     """
     best_row = None
     for row in history:
@@ -109,7 +112,7 @@ def run(
     """Runs up to `rounds` rounds, from the start or from `state` and `history`.
 
     Clients and servers whose results are not finite keep their old state. A RuntimeWarning names
-    each once, and reports diverging training, see `divergence.Divergence`.
+    each once. Others report diverging training, see `divergence.Divergence`.
 
     Args:
       simulation: the federation to run.
@@ -132,7 +135,7 @@ def run(
       The last state, and the history, plain rows, see `Row`.
 
     Raises:
-      ValueError: an argument has another type or is out of its range, or `history` is given without
+      ValueError: an argument has the wrong type or is out of range, or `history` is given without
         `state`. One line, before compilation.
 
     Example:
@@ -147,7 +150,7 @@ def run(
 
     def watched(row: Row) -> None:
         for line in (*not_finite(row, named), *divergence.notes(row)):
-            # at the caller of `run`, behind the check of its arguments
+            # stacklevel: the caller of `run`, outside the check of its arguments
             warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=7)
         if progress_fn is not None:
             progress_fn(row)
@@ -175,9 +178,11 @@ def run_rounds(
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     **options: Any,
 ) -> tuple[SimulationState, list[Row]]:
-    """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
-    afterwards: for callers that hold states once and tell of their rows in their own way. Options
-    are those of `run_each`."""
+    """Runs like `run`, but without warnings, and donates the arrays of `state`.
+
+    For callers that hold states once and report rows in their own way. Options are those of
+    `run_each`.
+    """
 
     def after(states: list[SimulationState], histories: list[list[Row]]) -> bool:
         return after_round is not None and after_round(states[0], histories[0])
@@ -197,7 +202,7 @@ SHOWN = 10  # names in a warning
 
 
 def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
-    """Refuses a history that does not end where the state stands: two runs would be joined."""
+    """Raises ValueError if history and state end at different rounds: two runs would be mixed."""
     if state is None:
         raise ValueError(
             f"history has {len(history)} rows, and no state goes with it; give both, as run "
@@ -212,8 +217,10 @@ def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
 
 
 def not_finite(row: Row, named: set[str]) -> list[str]:
-    """Returns a line on the clients, and the server, whose results are first not finite, and adds
-    them to those `named` before."""
+    """Returns a message on clients and servers whose results are not finite for the first time.
+
+    It adds them to `named`.
+    """
     new = [f"client {i}" for i in row.get("not_finite", ()) if f"client {i}" not in named]
     if not row.get("server_finite", True) and "the server" not in named:
         new.append("the server")

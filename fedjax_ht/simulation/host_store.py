@@ -1,4 +1,4 @@
-"""The store of client states in host memory, with only participants on the devices."""
+"""A store of client states in host memory, with only participants on the devices."""
 
 import functools
 
@@ -12,8 +12,10 @@ from fedjax_ht.simulation.roster import PADDING, ClientStore, has_keys
 
 
 def host_store(mesh: Mesh) -> ClientStore:
-    """Keeps states as NumPy arrays of this process's rows; device memory grows with participants,
-    not with clients."""
+    """Keeps states as NumPy arrays of this process's rows.
+
+    Device memory grows with participants, not with clients.
+    """
 
     def save(stored, states, roster, flat):
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(states)):
@@ -27,7 +29,7 @@ def host_store(mesh: Mesh) -> ClientStore:
         held = [roster.local[roster.device[roster.local] == d] for d in range(mesh.size)]
         stored = None
         for start in range(0, roster.shard, roster.capacity):
-            # A process fills the lines of its own devices; the others' lines are padding that it
+            # A process fills the lines of its own devices; the other lines are padding that it
             # never reads.
             lines = np.full((mesh.size, roster.capacity), PADDING)
             for line, rows in zip(lines, held):
@@ -41,7 +43,7 @@ def host_store(mesh: Mesh) -> ClientStore:
         return stored
 
     def load(stored, roster, flat):
-        # Any row serves for padding, and for what other processes place.
+        # For padding and for other processes' rows, any row will do.
         held = np.minimum(np.searchsorted(roster.local, flat), max(0, len(roster.local) - 1))
         return scatter(mesh, take(stored, held))
 
@@ -74,7 +76,7 @@ def host_store(mesh: Mesh) -> ClientStore:
 
 
 def _room_for(states: PyTree, rows: int) -> PyTree:
-    """Returns arrays of the states' form with so many rows."""
+    """Returns arrays of the states' form with `rows` rows."""
 
     def room(x):
         return np.empty((rows, *x.shape[1:]), x.dtype)
@@ -91,7 +93,7 @@ def _refuse_keys(states: PyTree) -> None:
 
 
 def _from_all(here: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Gathers rows of which each process holds some, `here` bool, on every process."""
+    """Gathers rows on every process; each process holds those in `here`, bool."""
     if jax.process_count() == 1:
         return values
     from jax.experimental import multihost_utils

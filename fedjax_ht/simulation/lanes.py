@@ -1,9 +1,8 @@
-"""The number of a bucket's clients that run side by side on a device: a rule from their steps and
-what was measured on an H100.
+"""Lanes: how many of a bucket's clients run in parallel on a device.
 
-Nothing is timed, so that a resumed run picks the same. Clients side by side share a kernel's
-launch, so that a step of several takes less than their steps one after another; but a client that
-has finished waits for the longest of its chunk.
+A rule chooses them by the clients' steps and measurements on an H100. Nothing is timed at run time,
+so a resumed run makes the same choice. Parallel clients share kernel launches, so that a joint step
+takes less time than separate ones; but finished clients wait for the longest of their chunk.
 """
 
 import math
@@ -24,10 +23,13 @@ from fedjax_ht.simulation.options import Lanes, SimulationOptions
 
 STEP = {1: 0.096, 2: 0.143, 4: 0.252, 8: 0.412, 16: 0.639, 32: 1.209}
 """Lanes -> milliseconds of a step of that many clients with the 4-layer CNN on an H100
-(benchmarks/results/gpu_h100.md); it stands for every model and every accelerator. What fills the
-device by itself wins less: its lanes then cost the waiting, and no more."""
+(benchmarks/results/gpu_h100.md).
 
-MEMORY = 80e9  # bytes of an H100, where a device does not tell its own
+It is used for every model and accelerator. A model that fills the device by itself gains less; its
+lanes then only cost waiting time.
+"""
+
+MEMORY = 80e9  # bytes of an H100, for devices that do not report their own
 
 
 def simulation_lanes(
@@ -36,17 +38,16 @@ def simulation_lanes(
     method: Method,
     options: SimulationOptions,
 ) -> dict[str, int]:
-    """Returns bucket name -> lanes, by which clients then are laid out, of a simulation with these
-    options.
+    """Returns bucket name -> lanes, for a simulation with these options.
 
     Args:
       federation: the buckets.
       counts: the clients' training samples, int [num_clients].
-      method: the method, whose recipes the clients train by.
-      options: the options; numbers of lanes in them are taken as they are.
+      method: the method, which has the training recipes.
+      options: the options; numbers of lanes in them have precedence.
 
     Raises:
-      ValueError: a bucket has no number, or there are fewer devices than the options want.
+      ValueError: a bucket has no number, or there are fewer devices than the options require.
     """
     steps, recipes = [], [method.training_of(bucket.name) for bucket in federation.buckets]
     for bucket, recipe in zip(federation.buckets, recipes):
@@ -72,15 +73,15 @@ def choose_lanes(
 ) -> dict[str, int]:
     """Chooses the lanes of every bucket.
 
-    None is one at a time on CPU, where vmapped small products are slower than a scan
-    (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever
-    a method trains beside it.
+    None is one lane on CPU, where vmapped small products are slower than a scan
+    (benchmarks/results/conv_cpu.md). On other devices it is `fewest_seconds` for the bucket's own
+    model, ignoring other models that a method trains.
 
     Args:
       lanes: a number for all, bucket name -> number, or None.
       buckets: the buckets of the federation.
-      steps: per bucket, int [n], local steps of a round.
-      participants: number of a round's participants, in all buckets.
+      steps: per bucket, int [n], local steps per round.
+      participants: number of a round's participants, over all buckets.
       recipes: per bucket, the recipe of its clients.
       mesh: the devices.
 
@@ -100,36 +101,35 @@ def choose_lanes(
     if platform_of(mesh) == "cpu":
         return dict.fromkeys(names, 1)
     everyone = sum(map(len, steps))
-    # buckets run side by side; half is for data, states and evaluation
+    # buckets run in parallel; half the memory is for data, states and evaluation
     room = device_memory(mesh) / 2 / len(buckets)
     chosen = {}
     for bucket, of_bucket, recipe in zip(buckets, steps, recipes):
         expected = math.ceil(participants * len(of_bucket) / everyone / mesh.size)
-        # as much again for gradients of activations and what operations need for themselves
+        # twice, for gradients of activations and temporary buffers of operations
         fitting = int(room / (2 * training_memory(bucket, recipe)))
         chosen[bucket.name] = fewest_seconds(typical(of_bucket, expected), fitting)
     return chosen
 
 
 def device_memory(mesh: Mesh) -> float:
-    """Returns the bytes of the mesh's first device, where it tells them."""
+    """Returns the memory of the mesh's first device in bytes, or `MEMORY` if unknown."""
     device = mesh.devices.flat[0]
     stats = device.memory_stats() if hasattr(device, "memory_stats") else None
     return (stats or {}).get("bytes_limit", MEMORY)
 
 
 def typical(steps: np.ndarray, count: int) -> np.ndarray:
-    """Returns the steps of `count` clients that stand for a draw among all, longest first."""
+    """Returns the steps of `count` clients that represent a draw among all, longest first."""
     ordered = steps[longest_first(steps)]
     return ordered[np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int)]
 
 
 def fewest_seconds(steps: np.ndarray, fitting: int) -> int:
-    """Returns the number of lanes by which clients with these steps, longest first, are done
-    soonest; of equals the smallest.
+    """Returns the number of lanes with the shortest time; the smallest of ties.
 
-    A chunk takes the steps of its longest client. At most `fitting` lanes are taken, and at least
-    one.
+    `steps` are the clients', longest first. A chunk takes the steps of its longest client. The
+    result is at least 1 and at most `fitting`.
     """
     best, least = 1, math.inf
     for lanes in range(1, max(1, min(max(STEP), len(steps), fitting)) + 1):

@@ -1,4 +1,4 @@
-"""The options of a federation, whatever its method."""
+"""Options of a federation that do not depend on the method."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from fedjax_ht.simulation.selection import Reports, Selection, chosen
 from fedjax_ht.trust.options import Attack, Defence, Privacy
 
 Lanes = Count | Mapping[str, Count]
-"""Clients that run side by side: a number for all buckets, or one a bucket."""
+"""Clients that run in parallel: a number for all buckets, or one per bucket."""
 
 
 @named_options
@@ -38,35 +38,33 @@ class SimulationOptions:
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: True starts all clients of one architecture from the same weights (released
         code); False from different ones.
-      scoring: state, samples and statistics of the scores. A `batch_size` of None is 64 if the
-        server has its own model, and else a number for the device (`batches.forward_batch`). It
-        matters for norms with statistics of the batch.
-      lanes: clients side by side on a device: a number, bucket name -> number, or None, for which
-        `lanes.choose_lanes` has a rule.
+      scoring: the scored state, samples and statistics. A `batch_size` of None is 64 if the server
+        has its own model, else a number for the device (`batches.forward_batch`). It affects norms
+        that use batch statistics.
+      lanes: parallel clients on a device: a number, bucket name -> number, or None for the rule of
+        `lanes.choose_lanes`.
       devices: number of devices to shard the clients over; None: all, but one of two CPUs.
       client_store: "device" or "host", the memory of clients' states between rounds.
       uplink, downlink: transforms of the messages on the wire, in order.
-      refuse_outliers: bound on the largest entry and the length of an upload, in multiples of the
+      refuse_outliers: bound on the largest entry and the norm of an upload, in multiples of the
         round's median; an upload beyond it does not reach the server, see
-        `outliers.without_outliers`. 0 refuses none, as does `privacy`.
+        `outliers.without_outliers`. 0 rejects none, as with `privacy`.
       robust: defences before the server, in order, see `trust.defences`.
       attack: the attack of some clients on the federation; `Attack()` is none. Accuracies of a
         round exclude attackers; `trust.attacks.attackers` draws them.
-      time_stages: True also reports the seconds of a round's stages, which then run one after
-        another.
+      time_stages: True also reports the seconds of a round's stages, which then run sequentially.
       devices_profile: the clients' devices; None if all clients are available in every round.
-      privacy: the noise that hides clients or uploads, and its clipping, also of attackers; or
-        None.
+      privacy: the noise that hides clients or uploads, and its clipping, which also applies to
+        attackers; or None.
       select: the choice of a round's participants by earlier reports, see
         `simulation.selection`; None draws them uniformly.
-      new_share: share of the clients that never train: they are drawn by the seed, take part in
-        no round, count nowhere, and are scored apart, as they come (`Evaluation.new`).
+      new_share: share of clients that never train. They are drawn by the seed, take part in no
+        round, are excluded from all counts, and are scored separately (`Evaluation.new`).
 
     Raises:
-      ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
-        server sees, stands beside what changes or compares single uploads; or privacy beside a
-        profile by which some cannot take part, or beside a selection; or new clients beside
-        privacy or scores of what training left.
+      ValueError: a value is out of range; or options conflict. Privacy of clients, where the server
+        only sees a sum, excludes changing or comparing single uploads. Privacy excludes profiles
+        that limit participation, and selections. New clients exclude privacy and "trained" scores.
     """
 
     seed: Seed = 0
@@ -118,12 +116,14 @@ class SimulationOptions:
 
     @property
     def outlier_bound(self) -> float:
-        """`refuse_outliers`; 0 beside `privacy`, which clips uploads and may hide single ones."""
+        """`refuse_outliers`; 0 with `privacy`, which clips uploads and may hide single ones."""
         return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
-        """Returns the number of a round's participants: the share of those that train, rounded to
-        the nearest integer (halves up), at least one."""
+        """Returns the number of a round's participants, at least one.
+
+        It is the share of clients that train, rounded to the nearest integer (halves up).
+        """
         training = num_clients - int(np.floor(self.new_share * num_clients + 0.5))
         return max(1, int(np.floor(self.participation * training + 0.5)))
 
@@ -135,8 +135,7 @@ class SimulationOptions:
 
 
 def draw_new_clients(seed: int, federation: Federation) -> np.ndarray:
-    """Draws the clients that never train, of each bucket as many as `Federation.new` says, bool
-    [num_clients]."""
+    """Draws the clients that never train, bool [num_clients], as many as in `Federation.new`."""
     generator = host_generator(seed, Purpose.NEW_CLIENTS, 0)
     new = np.zeros(federation.num_clients, bool)
     for bucket, count in zip(federation.buckets, federation.new):
@@ -151,20 +150,20 @@ def choose_participants(
     free: np.ndarray | None = None,
     reports: Reports | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the clients that take part in a round, and those of them that are dropped.
+    """Draws a round's participants, and which of them are dropped.
 
     A pure function of (seed, round, free, reports), so that a resumed run draws the same.
 
     Args:
       options: the trial's options.
       num_clients: number of clients in the federation.
-      round: the round's number, from 0.
-      free: bool [num_clients], clients that may be drawn; None: all that can be reached.
-      reports: what clients have reported; only `options.select` reads it.
+      round: the round, from 0.
+      free: bool [num_clients], clients that may be drawn; None for all that can be reached.
+      reports: the clients' reports; only `options.select` reads them.
 
     Returns:
-      Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. Of fewer free
-      clients than are asked for, all take part.
+      Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. If fewer clients
+      than requested are free, all of them take part.
     """
     generator = host_generator(options.seed, Purpose.PARTICIPATION, round)
     if free is None:
@@ -174,7 +173,7 @@ def choose_participants(
         order = generator.permutation(num_clients)
         ids = order[free[order]][:participants]
     else:
-        assert reports is not None  # a state has them where a selection is on
+        assert reports is not None  # with a selection, states have them
         ids = chosen(options.select, generator, reports, np.flatnonzero(free), participants)
     shuffled = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)
     dropped = shuffled[: int(options.drop_rate * len(ids))]

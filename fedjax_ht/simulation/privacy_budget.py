@@ -1,5 +1,7 @@
-"""The privacy that a run's rounds have cost, epsilon: a pure function of their number, so that a
-resumed run reports the same."""
+"""The privacy cost (epsilon) of a run's rounds.
+
+It is a pure function of their number, so that a resumed run reports the same.
+"""
 
 import functools
 
@@ -13,7 +15,7 @@ from fedjax_ht.simulation.serving import Answers
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 
-BLOCK = 64  # rounds that are counted once
+BLOCK = 64  # rounds per cached count
 
 
 def with_epsilon(
@@ -24,20 +26,20 @@ def with_epsilon(
 
 
 def epsilon_spent(program: Program, rounds: int) -> float:
-    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`.
+    """Computes the largest epsilon of any client after `rounds` rounds, at `Privacy.delta`.
 
-    Rounds count for the clients that took part in them, dropped ones among them. If participation
-    is secret, the draw of participants amplifies privacy; the smaller epsilon counts.
+    A round counts for its participants, including dropped ones. If participation is secret, the
+    draw of participants amplifies privacy; the smaller epsilon counts.
     """
     options, federation = program.options, program.federation
     n, privacy = federation.num_clients, program.options.privacy
-    assert privacy is not None  # nothing is counted without
+    assert privacy is not None  # otherwise there is nothing to count
     noise, delta = privacy.noise, privacy.delta
     if program.engine.exposure == "nothing":
         return 0.0
     took_part = participations(options.seed, options.participation, n, rounds)
     if privacy.unit == "sample":
-        # (samples of a batch, of the client, steps); what clients share is computed once
+        # (samples of a batch, of the client, steps); clients with equal values are computed once
         draws: set[tuple[int, int, int]] = set()
         for bucket in federation.buckets:
             training, members = program.method.training_of(bucket.name), federation.members(bucket)
@@ -57,9 +59,9 @@ def epsilon_spent(program: Program, rounds: int) -> float:
 
 
 def participations(seed: int, participation: float, num_clients: int, rounds: int) -> np.ndarray:
-    """Counts in how many of so many rounds each client took part, int64 [num_clients]."""
+    """Counts each client's participations in the first `rounds` rounds, int64 [num_clients]."""
     whole = rounds // BLOCK * BLOCK
-    # The rounds that do not fill a block are counted anew each time, and not cached.
+    # Rounds of an incomplete block are recounted at each call, and not cached.
     count = _block.__wrapped__(seed, participation, num_clients, whole, rounds)
     for first in range(0, whole, BLOCK):
         count = count + _block(seed, participation, num_clients, first, first + BLOCK)

@@ -1,7 +1,7 @@
-"""The clients' devices: the clients that can be reached in a round, and the seconds it takes there.
+"""The clients' devices: which clients are reachable in a round, and how long their rounds take.
 
-Seconds here are simulated. They follow from counts and rates alone, so that a run gives the same on
-any machine, and again where it goes on.
+Seconds here are simulated. They depend only on counts and rates, so that a run has the same ones on
+any machine and after it resumes.
 """
 
 import dataclasses
@@ -15,25 +15,28 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost
 
 Available = Callable[[int], np.ndarray]
-"""(round, from 0) -> bool [num_clients], the clients that can be reached in it. A pure function:
-a run that goes on asks again."""
+"""(round, from 0) -> bool [num_clients], the clients that can be reached in it.
+
+It must be pure: a resumed run calls it again.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """The abilities of the clients' devices. All trials of a run have the same devices.
+    """Speed and availability of the clients' devices. All trials of a run have the same devices.
 
     Attributes:
       available: (round) -> bool [num_clients], the available clients; None: all, in every round.
       flops: FLOP/s of training, float [num_clients]; None: training takes no time.
-      up, down: bytes/s of an upload and of a download, float [num_clients]; None: it takes no time.
-      deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
+      up, down: bytes/s of uploads and downloads, float [num_clients]; None: they take no time.
+      deadline: seconds of a round after which the server stops waiting; 0: it waits for all.
       late: the treatment of an upload after the deadline. "lost" drops it: the client keeps its
         training, and the server gets nothing. "arrives" delivers it in the later round in which the
         client finishes, see `simulation.clock`. Until then the client takes part in no other round.
 
     Raises:
-      ValueError: a rate is not positive, a deadline has no rates, or late uploads have no deadline.
+      ValueError: a rate is not positive, a deadline is set without rates, or late uploads arrive
+        without a deadline.
     """
 
     available: Available | None = None
@@ -62,7 +65,7 @@ class Profile:
             )
 
     def rates(self) -> dict[str, np.ndarray]:
-        """Returns the rates that are simulated, by name."""
+        """Returns the simulated rates by name."""
         rates = {"flops": self.flops, "up": self.up, "down": self.down}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -70,8 +73,8 @@ class Profile:
         """Checks the profile against a method.
 
         Raises:
-          ValueError: there is not one rate for each client, or late uploads arrive and would mean
-            nothing.
+          ValueError: there is not one rate per client, or late uploads arrive but would be
+            meaningless.
         """
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
@@ -89,13 +92,14 @@ class Profile:
     def seconds(
         self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost
     ) -> np.ndarray:
-        """Computes how long a round is for each participant, float64 [m]: download, training and
-        upload one after another.
+        """Computes each participant's seconds in a round, float64 [m].
+
+        They are the sum of download, training and upload.
 
         Args:
           clients: int [m], ids.
           flops: float64 [m], FLOPs of their training in the round.
-          down, up: costs of their downloads and of their uploads, arrays [m].
+          down, up: costs of their downloads and uploads, arrays [m].
         """
         work = {"flops": flops, "up": up.bytes, "down": down.bytes}
         stages = []
@@ -104,17 +108,18 @@ class Profile:
         return np.sum(stages, axis=0)
 
     def too_late(self, seconds: np.ndarray) -> np.ndarray:
-        """Returns which uploads, of so many seconds each, come after the deadline, bool [m]."""
+        """Returns which uploads, given their seconds, miss the deadline: bool [m]."""
         if not self.deadline:
             return np.zeros(len(seconds), bool)
         return seconds > self.deadline
 
     def length(self, seconds: np.ndarray, arrived: np.ndarray, late: np.ndarray) -> float:
-        """Computes the seconds of a round: until the last upload arrives, or the deadline where one
-        was waited for; 0 where nobody sent anything.
+        """Computes the seconds of a round, until the last upload arrives.
+
+        They are the deadline if an upload missed it, and 0 if there was none.
 
         Args:
-          seconds: float64 [m], after which each upload is there.
+          seconds: float64 [m], arrival time of each upload.
           arrived, late: bool [m], which of them arrived, and which missed the deadline.
         """
         if late.any():
@@ -122,10 +127,10 @@ class Profile:
         return float(np.max(seconds, initial=0, where=arrived))
 
     def reachable(self, num_clients: int, round: int) -> np.ndarray:
-        """Returns the clients that can be reached in a round, from 0: bool [num_clients].
+        """Returns the clients that can be reached in a round (from 0): bool [num_clients].
 
         Raises:
-          ValueError: `available` gives something else.
+          ValueError: `available` returns something else.
         """
         if self.available is None:
             return np.ones(num_clients, bool)
@@ -152,8 +157,8 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
 
     Args:
       num_clients: number of clients in the federation.
-      spans: (client, first round, last round), from 0 and inclusive. A client may have several; one
-        without any is never available.
+      spans: (client, first round, last round), from 0 and inclusive. A client may have several
+        spans; without any it is never available.
 
     Raises:
       ValueError: there is no such client, or a span ends before it begins. One line.

@@ -1,4 +1,4 @@
-"""An engine bound to a federation, its data and its devices: the parts that a run keeps."""
+"""An engine bound to a federation, its data and its devices: the parts that a run shares."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ from fedjax_ht.simulation.serving import Server
 
 
 def frozen_weights(federation: Federation) -> PyTree:
-    """Returns bucket name -> `bucket.frozen_of` it; () where no model has frozen weights."""
+    """Returns bucket name -> its `bucket.frozen_of`; () if no model has frozen weights."""
     if not any(bucket.freezes for bucket in federation.buckets):
         return ()
     return {bucket.name: frozen_of(bucket) for bucket in federation.buckets}
@@ -44,8 +44,10 @@ def frozen_weights(federation: Federation) -> PyTree:
 def shown_to_server(
     method: Method, on_server: Data, samples: Data, pooled: dict[str, Split]
 ) -> Data | None:
-    """Returns the samples that a server reads: the public set, and those of all clients where the
-    method needs them (`Needs.clients_data`); None without any.
+    """Returns the samples that a server reads, or None.
+
+    These are the public set, and all clients' samples if the method needs them
+    (`Needs.clients_data`).
 
     Args:
       method: the method.
@@ -62,11 +64,11 @@ def shown_to_server(
 
 
 class Placed(NamedTuple):
-    """Arrays that runs of the same data share.
+    """Arrays that runs on the same data share.
 
     Attributes:
-      host: the samples without splits, the `frozen_weights` and `Pretrained.variables`, as they
-        were given.
+      host: the samples without splits, the `frozen_weights` and `Pretrained.variables`, as passed
+        in.
       mesh: the devices.
       samples: the samples on all devices.
       frozen: the frozen weights on all devices.
@@ -85,8 +87,10 @@ class Placed(NamedTuple):
 def place(
     mesh: Mesh, method: Method, federation: Federation, data: FederationData, beside: Placed | None
 ) -> Placed:
-    """Places samples, frozen weights and pretrained variables; arrays that lie on the devices for
-    another run, `beside`, are not placed again."""
+    """Places samples, frozen weights and pretrained variables on the devices.
+
+    Arrays that another run, `beside`, has placed are reused.
+    """
     of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
     host = of_any._replace(splits={}), frozen_weights(federation), method.needs.pretrained.variables
     known = {}
@@ -108,7 +112,7 @@ class Clients(NamedTuple):
     """One bucket's clients.
 
     Attributes:
-      roster: the places of their states.
+      roster: the positions of their states.
       data: the clients' data, on all devices.
       programs: the engine's programs for the bucket.
     """
@@ -118,7 +122,7 @@ class Clients(NamedTuple):
     programs: BucketPrograms
 
 
-# Of each state that an evaluation scores, whether clients receive the newest downlink first.
+# For each state that an evaluation scores: whether clients receive the newest downlink first.
 RECEIVED: dict[ScoredState, tuple[bool, ...]] = {
     "received": (True,),
     "trained": (False,),
@@ -136,16 +140,17 @@ class Program(NamedTuple):
       options: the options of the federation.
       mesh: the devices.
       seed: the root seed, uint32 scalar, NumPy.
-      settings: the method's values that vary, float32 scalars, NumPy; () where none varies.
-      placed: the arrays that another run of the same data may share.
+      settings: the method's settings, float32 scalars, NumPy; () if none vary.
+      placed: the arrays that another run on the same data may share.
       clients: bucket name -> its clients.
-      after_training: the request that scores a round's participants before anything comes down.
+      after_training: the request that scores a round's participants after training, before the next
+        downlink.
       nothing: the request that scores nothing.
       new: bool [num_clients], the clients that never train, see `SimulationOptions.new_share`.
-      in_evaluation: the requests that score clients in an evaluation, one for each scored state,
-        the reported one first.
-      server: the server, as a round serves it.
-      pooled: all clients' samples as one split, for scoring a model that only the server holds.
+      in_evaluation: the requests that score clients in an evaluation, one per scored state, the
+        reported one first.
+      server: the server's compiled step and its inputs.
+      pooled: all clients' samples as one split, to score a model that only the server holds.
       flops: () -> `client_flops` of the simulation; counted once.
       sums: () -> `simulation_sums`; computed once.
     """
@@ -170,7 +175,7 @@ class Program(NamedTuple):
 
     @property
     def method(self) -> Method:
-        """The method as its clients run it, with the defences around it."""
+        """The method as its clients run it, wrapped in the defences."""
         return self.engine.method
 
     def run_server(self, state: PyTree) -> RunServer:
@@ -188,8 +193,11 @@ def bind(
     settings: PyTree = (),
     beside: Placed | None = None,
 ) -> Program:
-    """Binds the parts that a run keeps. Arguments as of `simulation.make_simulation`; `beside` has
-    arrays on the devices, which are taken where they are copies of the same."""
+    """Binds the parts that a run shares.
+
+    Arguments are as for `simulation.make_simulation`. Device arrays of `beside` are reused if they
+    are copies of the same host arrays.
+    """
     numbers = _checked_settings(method, settings)
     _require_classes(options, federation)
     if options.scoring.neighbours is not None and method.view.features is None:
@@ -256,7 +264,7 @@ def bind(
 
 
 def _require_classes(options: SimulationOptions, federation: Federation) -> None:
-    """Refuses options of classes in a federation of another task."""
+    """Raises ValueError for options that need classes in a federation of another task."""
     chosen = {
         "scoring.auc": options.scoring.auc,
         "scoring.neighbours": options.scoring.neighbours,
@@ -274,8 +282,10 @@ def simulation_sums(
     options: SimulationOptions,
     settings: PyTree,
 ) -> dict[str, str]:
-    """Returns part -> SHA-256 of all that the numbers of a simulation depend on; arguments as of
-    `bind`. The execution of the clients changes none."""
+    """Returns part -> SHA-256 of everything that a simulation's results depend on.
+
+    Arguments are as for `bind`. Options of execution (lanes, devices, ...) do not affect them.
+    """
     of_any = next(iter(data.buckets.values()))  # all have the same inputs and labels
     samples = sum_of_arrays((*jax.tree.leaves(of_any.inputs), of_any.labels))
     splits = [data.buckets[name].splits for name in sorted(data.buckets)]
@@ -298,8 +308,10 @@ def simulation_sums(
 def _for_method(
     method: Method, federation: Federation, data: FederationData
 ) -> tuple[Federation, FederationData]:
-    """Returns the federation and the data with the public set, for a method that reads one;
-    programs of other methods know of none."""
+    """Returns federation and data with the public set, for a method that reads one.
+
+    For other methods, the federation has none.
+    """
     if not method.needs.public_samples:
         return dataclasses.replace(federation, public=None), data
     federation = dataclasses.replace(federation, public=data.public_set)
@@ -308,7 +320,7 @@ def _for_method(
 
 
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:
-    """Returns the splits that an evaluation scores: those of which any client has samples."""
+    """Returns the splits that an evaluation scores: those in which any client has samples."""
     splits = ("test", "val")
     if options.scoring.train:
         splits += ("train",)
@@ -319,8 +331,8 @@ def _checked_settings(method: Method, settings: PyTree) -> PyTree:
     """Returns the settings as float32.
 
     Raises:
-      ValueError: a setting is no single number; or the method varies and no settings are given, or
-        the other way round.
+      ValueError: a setting is not a single number; or the method varies and no settings are given,
+        or vice versa.
     """
     numbers = jax.tree.map(functools.partial(np.asarray, dtype=np.float32), settings)
     for path, number in jax.tree_util.tree_leaves_with_path(numbers):
@@ -338,10 +350,12 @@ def _checked_settings(method: Method, settings: PyTree) -> PyTree:
 
 
 def client_flops(engine: Engine, federation: Federation, data: FederationData) -> np.ndarray:
-    """Counts the FLOPs of each client in a round that it takes part in, float64 [num_clients], see
-    `metrics.flops`; it traces every architecture."""
+    """Counts each client's FLOPs in a round of training, float64 [num_clients].
+
+    It traces every architecture, see `metrics.flops`.
+    """
     flops = np.zeros(federation.num_clients)
-    for bucket in without_weights(federation).buckets:  # the engine keeps what it is asked for
+    for bucket in without_weights(federation).buckets:  # the engine caches by bucket
         of_bucket = data.buckets[bucket.name]
         work = engine.work(bucket, data_form(of_bucket))
         flops[list(federation.members(bucket))] = work_flops(work, of_bucket)
@@ -351,8 +365,10 @@ def client_flops(engine: Engine, federation: Federation, data: FederationData) -
 def evaluation_batch(
     federation: Federation, options: SimulationOptions, data: FederationData | None = None
 ) -> int:
-    """Returns the samples of a forward pass that scores: of this data no more than a client has,
-    except where norms go by them."""
+    """Returns the samples per forward pass when scoring.
+
+    It is at most a client's number of samples in `data`, unless norms may depend on it.
+    """
     if options.scoring.batch_size or federation.global_model is not None:
         return options.scoring.batch_size or 64
     if data is None:

@@ -15,52 +15,51 @@ from fedjax_ht.simulation.serving import Answers, ServerResult
 from fedjax_ht.simulation.state import SimulationState
 
 FAR_OFF = 20.0
-"""How many times the round's median an upload's size must be to be reported, see
+"""Multiple of the round's median size at which uploads are reported, see
 `trust.outliers.size_ratios`. Uploads of honest clients reach 11 (docs/bad_clients.md)."""
 
 NOT_SCORED = Scores({}, np.zeros(0))
-"""Scores of a block of clients none of whom has a sample of the set."""
+"""Scores of a block of clients without samples in the set."""
 
 
 class RoundReport(NamedTuple):
-    """One round.
+    """The report of one round.
 
     Attributes:
       participants: int64 [m], ids ascending.
-      arrived: number of uplinks that the server got, those of earlier rounds among them.
-      not_finite: ids of clients whose result was not finite; they kept their old state and were
-        left out.
-      accuracy: rule -> accuracy of the participants as their training left them, before anything
-        came down, on their own test sets, float64 [m]; NaN without samples, of attackers, and where
-        nobody is scored. Empty where nobody of the federation has any.
-      metrics: means over the participants whose result was finite; none in a round without one.
-      losses: float64 [m], mean loss of each participant's training; NaN where none arrived.
+      arrived: number of uplinks that the server got, including those of earlier rounds.
+      not_finite: ids of clients whose result was not finite; they kept their old state, and their
+        uploads were ignored.
+      accuracy: rule -> accuracy of the participants on their own test sets, after training and
+        before the next downlink, float64 [m]; NaN without samples, for attackers, and if there was
+        no scoring. Empty if no client of the federation has test samples.
+      metrics: means over the participants whose result was finite; empty without any.
+      losses: float64 [m], mean loss of each participant's training; NaN if its upload did not
+        arrive.
       server_metrics: metrics that the method's server computed.
-      uplink, downlink: costs on the wire, summed over clients; dropped clients sent nothing that
-        counts.
-      wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for
-        its chunk.
-      server_finite: False where the server's step made something that is not finite, and its last
-        state was kept.
-      far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids
-        ascending.
-      absent: number of clients that could not be reached; None where devices are not simulated.
-      seconds: simulated seconds of the round on the clients' devices; None where nothing takes time
+      uplink, downlink: costs on the wire, summed over clients; uploads of dropped clients do not
+        count.
+      wasted_lane_steps: share of all lane steps in which a lane had finished and waited for its
+        chunk.
+      server_finite: False if the server's new state was not finite, and its old one was kept.
+      far_off: (id, ratio) of clients whose upload was at least `FAR_OFF` times the round's size,
+        ids ascending.
+      absent: number of clients that could not be reached; None if devices are not simulated.
+      seconds: simulated seconds of the round on the clients' devices; None if nothing takes time
         there.
-      late: ids of the participants whose upload came after the deadline, ascending.
+      late: ids of participants whose upload missed the deadline, ascending.
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending;
-        None where what is late is lost.
+        None if late uploads are lost.
       epsilon: the largest epsilon of any client after the round, see
-        `privacy_budget.epsilon_spent`; in a deployment, of all that was sent so far, repeated
-        rounds among it.
-      refused: ids of clients whose upload the server left out, ascending, see
+        `privacy_budget.epsilon_spent`; in a deployment, of everything sent so far, including
+        repeated rounds.
+      refused: ids of clients whose upload the server rejected as an outlier, ascending, see
         `outliers.without_outliers`; they count as arrived.
-      miscounted: ids of clients whose upload the server left out for its counts, ascending, see
+      miscounted: ids of clients whose upload the server rejected for its counts, ascending, see
         `counts.without_miscounted`; they count as arrived.
-      public_bytes: bytes of the public set that clients are given which the server reaches for the
-        first time; in neither `uplink` nor `downlink`. None for methods that read none.
-      frozen_bytes: bytes of the frozen weights that such clients are given; None for models that
-        have none.
+      public_bytes: bytes of the public set for clients that the server reaches for the first time;
+        in neither `uplink` nor `downlink`. None for methods without a public set.
+      frozen_bytes: bytes of the frozen weights for such clients; None for models without any.
       stages: "train", "score", "serve", "host" -> seconds; None unless
         `SimulationOptions.time_stages`.
     """
@@ -93,22 +92,23 @@ class Evaluation(NamedTuple):
     """Accuracy of every client.
 
     Attributes:
-      accuracy: split -> rule -> accuracy, float64 [num_clients], NaN where a client has no sample.
-      counts: split, and "train" -> number of samples, int64 [num_clients]; of a split, 0 for
+      accuracy: split -> rule -> accuracy, float64 [num_clients], NaN for clients without samples.
+      counts: each split and "train" -> number of samples, int64 [num_clients]; for a split, 0 for
         clients that were not evaluated.
       global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty
         without a model.
-      by_class: int32 [num_clients, 3, C], counts of the test sets by the reported rule, see
+      by_class: int32 [num_clients, 3, C], counts on the test sets by the reported rule, see
         `core.prediction_counts.Scores`; None in a deployment, whose clients do not send them.
       auc: float64 [num_clients], see `core.prediction_counts.macro_auc`, on the test sets by
-        the reported rule; NaN where it is not defined; None where it was not asked for.
-      global_by_class: int32 [3, C], counts as `by_class`, of the server's model; None without one.
-      global_auc: the AUC of the server's model; None without one, and where it was not asked for.
-      measured: metrics of a task other than classification, of which nothing above but `counts` is
-        known; None for classification.
+        the reported rule; NaN where undefined; None if not requested.
+      global_by_class: int32 [3, C], counts as in `by_class` for the server's model; None without
+        one.
+      global_auc: the AUC of the server's model; None without one, or if not requested.
+      measured: metrics of a task other than classification, which has no other fields above except
+        `counts`; None for classification.
       new: the evaluation of the clients that never train; None without any.
-      trained: the evaluation of the clients as their training left them, without the server's
-        model; None unless both states are scored.
+      trained: the evaluation of the clients' trained states, without the server's model; None
+        unless both states are scored.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
@@ -127,10 +127,10 @@ class Measured(NamedTuple):
     """The metrics of a task other than classification, see `core.task`.
 
     Attributes:
-      score, better: the metric that is the score, and its better end.
-      clients: split -> rule -> metric -> float64 [num_clients], NaN where it is not defined.
-      pooled: split -> rule -> metric -> of the samples of all these clients together.
-      server: rule -> metric -> of the server's own model on all test samples.
+      score, better: the metric used as score, and whether a higher or a lower one is better.
+      clients: split -> rule -> metric -> float64 [num_clients], NaN where undefined.
+      pooled: split -> rule -> metric -> value on all these clients' samples together.
+      server: rule -> metric -> value of the server's own model on all test samples.
     """
 
     score: str
@@ -141,13 +141,13 @@ class Measured(NamedTuple):
 
 
 def round_report(answers: dict[str, Answers], server: ServerResult) -> RoundReport:
-    """Makes the report of a round; features that are on add to it.
+    """Makes the report of a round; enabled features add to it.
 
     Args:
       answers: the participants' answers, as `serving.deliver` returns them.
       server: the server's result.
     """
-    # The one transfer of a round to the host, but for that of the clock of devices.
+    # The only transfer of a round to the host, except the one for simulated devices.
     results = {name: (part.results, part.scores) for name, part in answers.items()}
     results, server = fetch((results, server))
     idle, steps = np.sum([part.idle for part in answers.values()], axis=0)
@@ -172,13 +172,13 @@ def joined_report(
       results: per bucket, the participants' ids, their results and their scores {"test": Scores} as
         NumPy, all [m].
       server: the server's result, as NumPy.
-      wasted_lane_steps: share of lane steps that were spent waiting, see `RoundReport`.
+      wasted_lane_steps: share of lane steps spent waiting, see `RoundReport`.
     """
     parts = []
     for bucket_ids, (result, scores) in results:
         parts.append((bucket_ids, result._replace(uplink=()), scores))
     joined = join_trees(np.concatenate, parts)
-    # Means, too, are taken in the order of ids: whatever device a client was on.
+    # Also for means: the order of ids does not depend on the clients' devices.
     ids, result, scores = take(joined, np.argsort(joined[0]))
     test = scores.get("test", NOT_SCORED)
     finite, arrived = result.finite, result.arrived
@@ -210,7 +210,7 @@ def without_attackers(
     answers: dict[str, Answers],
     report: RoundReport,
 ) -> RoundReport:
-    """Leaves attackers, bool [num_clients], out of the participants' accuracies."""
+    """Excludes attackers, bool [num_clients], from the participants' accuracies."""
     attacks = attackers[report.participants]
     accuracy = {rule: np.where(attacks, np.nan, x) for rule, x in report.accuracy.items()}
     return report._replace(accuracy=accuracy)
@@ -263,8 +263,7 @@ def _measured(
     counts: dict[str, np.ndarray],
     task: Task,
 ) -> Measured:
-    """Computes a task's metrics of the clients' sums, of the sums of all of them, and of those of
-    the server's own model."""
+    """Computes a task's metrics from sums: per client, pooled, and of the server's own model."""
     assert task.metrics is not None  # a task with sums has metrics
     metrics = task.metrics
 

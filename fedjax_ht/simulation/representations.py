@@ -1,4 +1,4 @@
-"""Features and scores that clients make of samples, to be looked at."""
+"""Features and scores of given samples by clients' models, for inspection."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,18 +24,19 @@ from fedjax_ht.simulation.state import SimulationState
 def client_features(
     program: Program, state: SimulationState, ids: Sequence[int], indices: np.ndarray
 ) -> list[np.ndarray]:
-    """`View.features` of the clients `ids`, in the state in which an evaluation
-    scores them, of the samples `indices`: float32 [n, K] each. Every process of a run makes the
-    call; the state stays.
+    """Returns `View.features` of samples for each client, float32 [n, K] each.
+
+    Clients have the state in which an evaluation scores them. Every process of a run must make the
+    call. The state does not change.
 
     Args:
       program: the parts of the simulation.
       state: the newest state.
       ids: ids of the clients.
-      indices: int [n], the same samples for all; or int [len(ids), n], samples of each.
+      indices: int [n], the same samples for all clients, or int [len(ids), n], samples per client.
 
     Raises:
-      ValueError: the method has no features to look at.
+      ValueError: the method has no `View.features`.
     """
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
@@ -70,19 +71,20 @@ def predict(
     inputs: PyTree,
     rule: str | None = None,
 ) -> np.ndarray:
-    """Returns a client's scores of samples, float32 [n, num_classes], in the state in which an
-    evaluation scores it.
+    """Returns a client's scores of samples, float32 [n, num_classes].
+
+    The client has the state in which an evaluation scores it.
 
     Args:
       program: the parts of the simulation.
       compiled: programs of earlier calls, (architecture, rule) -> program; a new one is added.
-      state: the newest state; it stays.
+      state: the newest state; it does not change.
       client: id of the client.
       inputs: samples [n, ...] as the data set stores them, such as `dataset.inputs[:10]`.
-      rule: the rule of inference, one of `Simulation.rules`; None for the first.
+      rule: the inference rule, one of the method's `rules`; None for the first.
 
     Raises:
-      ValueError: there is no such client or rule, or the samples are of another form, or none.
+      ValueError: there is no such client or rule, or the samples have another form, or are empty.
     """
     rules = program.method.rules
     federation, rule = program.federation, rule or rules[0]
@@ -104,7 +106,7 @@ def predict(
     server = program.run_server(state.server)
     size = evaluation_batch(federation, program.options)
     scores = []
-    for start in range(0, count, size):  # a batch a call: one program for any number of samples
+    for start in range(0, count, size):  # one batch per call: one program for any sample count
         rows = np.minimum(np.arange(start, start + size), count - 1)
         present = np.int32(min(size, count - start))
         shown = data._replace(
@@ -123,7 +125,7 @@ def _count_of(inputs: PyTree, stored: PyTree) -> int:
     """Returns the number of samples.
 
     Raises:
-      ValueError: there are none, or they are not of the form of the data set's.
+      ValueError: there are none, or their form differs from the data set's.
     """
     forms = []
     for tree in (inputs, stored):
@@ -141,7 +143,7 @@ def _count_of(inputs: PyTree, stored: PyTree) -> int:
 
 
 def _features(method: Method, bucket: Bucket, client, downlink, batch: Batch) -> jax.Array:
-    assert method.view.features is not None  # `client_features` refuses such a method
+    assert method.view.features is not None  # `client_features` rejects such methods
     return method.view.features(bucket, client, batch.x, batch.mask)
 
 
@@ -153,8 +155,10 @@ def _scores_by(rule: str) -> Callable:
 
 
 def _outputs_of(program: Program, bucket: Bucket, output: Callable) -> Callable:
-    """Compiles (client, Participant, RunServer, the bucket's data, what is shown, round) -> float
-    [n, K], by `output` of (method, bucket, client, downlink, Batch)."""
+    """Compiles (client, Participant, RunServer, the bucket's data, shown data, round) -> [n, K].
+
+    `output` is (method, bucket, client, downlink, Batch) -> float [B, K].
+    """
     method, options = program.method, program.options
     size = evaluation_batch(program.federation, options)
     prepare = make_scored_state(method, program.federation, bucket, program.engine.channel)

@@ -1,5 +1,7 @@
-"""Places of clients on devices, their states at rest, and schedules of rounds: made on the host,
-from numbers that never change in a run."""
+"""Positions of clients on devices, stores of their states, and schedules of rounds.
+
+They are made on the host, from numbers that never change in a run.
+"""
 
 import heapq
 import operator
@@ -23,7 +25,7 @@ from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
-PADDING = -1  # of a place where nobody stands
+PADDING = -1  # an unused entry of a layout
 
 
 class Roster(NamedTuple):
@@ -31,15 +33,15 @@ class Roster(NamedTuple):
 
     Attributes:
       members: int64 [n], client ids ascending.
-      steps: int64 [n], local steps of a round.
+      steps: int64 [n], local steps per round.
       device: int64 [n], the device of the mesh that holds a row.
-      slot: int64 [n], its place there, ascending with the row.
+      slot: int64 [n], its index there, ascending with the row.
       local: int64 [..], the rows that this process holds, ascending.
       devices: number of devices in the mesh.
       shard: rows that a device has room for.
       capacity: rows that a device provides for one round.
-      lanes: rows that run side by side on a device.
-      most: most participants of one round.
+      lanes: rows that run in parallel on a device.
+      most: maximum number of participants in a round.
     """
 
     members: np.ndarray
@@ -55,13 +57,12 @@ class Roster(NamedTuple):
 
     @property
     def padded_shard(self) -> int:
-        """Returns the rows of a device, rounded up to a multiple of its lanes."""
+        """The rows of a device, rounded up to a multiple of its lanes."""
         return -(-self.shard // self.lanes) * self.lanes
 
     @property
     def in_order(self) -> bool:
-        """Returns whether a layout of participants is what a server gets, row by row: on one
-        device, one after another."""
+        """Whether a layout lists participants by id: on one device with one lane."""
         return self.devices == self.lanes == 1
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
@@ -70,14 +71,14 @@ class Roster(NamedTuple):
 
 
 def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
-    """Deals the rows of all buckets to devices.
+    """Assigns the rows of all buckets to devices.
 
-    The dearest row goes first, to the device with the least to do so far, of equals to the one with
-    the fewest rows. All buckets are dealt together: a device that is done with one goes on with the
-    next.
+    Rows are assigned by descending cost, each to the device with the lowest load so far; ties go to
+    the device with the fewest rows. All buckets are assigned together: a device that finishes one
+    continues with the next.
 
     Args:
-      costs: per bucket, float [rows], the cost of a row's round, in any unit that all share.
+      costs: per bucket, float [rows], the cost of a row's round, in any common unit.
       devices: number of devices.
 
     Returns:
@@ -102,14 +103,14 @@ def make_roster(
     lanes: int,
     mesh: Mesh,
 ) -> Roster:
-    """Puts a bucket's rows in their places.
+    """Makes a bucket's roster.
 
     Args:
       members: client ids ascending.
-      steps: int [n].
+      steps: int [n], local steps per round.
       device: each row's device, as `deal` returns it, int [n].
-      participants: number of a round's participants, in all buckets.
-      lanes: rows to run side by side, if there are so many.
+      participants: number of a round's participants, over all buckets.
+      lanes: rows to run in parallel, if there are as many.
       mesh: the devices.
     """
     devices = mesh.size
@@ -143,7 +144,7 @@ def make_rosters(
 ) -> dict[str, Roster]:
     """Makes every bucket's roster.
 
-    Rows are dealt to devices by their steps times the FLOPs of their architecture; `counts` are the
+    Rows are assigned to devices by their steps times their architecture's FLOPs. `counts` are the
     clients' training samples, int [num_clients].
     """
     buckets = federation.buckets
@@ -152,7 +153,7 @@ def make_rosters(
     for bucket, recipe in zip(buckets, recipes):
         of_bucket = num_steps(recipe, counts[np.array(federation.members(bucket))])
         steps.append(of_bucket)
-        # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
+        # On one device costs do not matter, so no architecture is traced for its FLOPs.
         unit = sample_flops(bucket) if mesh.size > 1 else 1.0
         costs.append(unit * of_bucket)
     participants = options.participants(federation.num_clients)
@@ -174,12 +175,12 @@ def make_rosters(
 
 
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Lays out rows device by device, `size` of each device at a time and padded to as many.
+    """Lays out rows device by device, in blocks of `size` per device, padded.
 
-    Rows of several lanes are longest first, so that lanes of a chunk finish together.
+    With several lanes, rows are sorted longest first, so that lanes of a chunk finish together.
 
     Returns:
-      Layouts int64 [devices * size], as many as it takes; one of padding alone for no rows.
+      Layouts int64 [devices * size], one per block; one of only padding for no rows.
     """
     if roster.lanes > 1:
         rows = rows[longest_first(roster.steps[rows])]
@@ -202,12 +203,12 @@ def schedule(
     Args:
       roster: the roster of the bucket.
       flat: the layout, rows and `PADDING`, as `lay_out` makes it, int64.
-      slots: int [len(flat)], where the states lie on each device.
-      info: the knowledge of every client, leading axis [clients of the federation].
+      slots: int [len(flat)], indices of the states on each device.
+      info: every client's `ClientInfo`, leading axis [clients of the federation].
       lost: rows whose uplink is dropped.
 
     Returns:
-      Leading axes [len(flat) / lanes, lanes] of the slots and [len(flat)] of the arguments, and a
+      The schedule: slots [len(flat) / lanes, lanes], arguments with leading axis [len(flat)], and a
       count per device.
     """
     real = flat != PADDING
@@ -218,7 +219,7 @@ def schedule(
         valid=real,
         dropped=np.isin(flat, lost),
     )
-    out_of_range = np.iinfo(np.int32).max  # so that padding is never written
+    out_of_range = np.iinfo(np.int32).max  # padding is never written
     slots = np.where(real, slots, out_of_range).astype(np.int32)
     return Schedule(
         slots=slots.reshape(-1, roster.lanes),
@@ -231,7 +232,7 @@ def clients_of(roster: Roster, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Finds the clients in a layout.
 
     Returns:
-      Their ids, ascending, int64 [m]; and where they stand in the layout, int64 [m].
+      Their ids, ascending, int64 [m], and their indices in the layout, int64 [m].
     """
     where = np.flatnonzero(flat != PADDING)
     where = where[np.argsort(flat[where])]
@@ -239,34 +240,34 @@ def clients_of(roster: Roster, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def padded(where: np.ndarray, size: int) -> np.ndarray:
-    """Returns places filled up with PADDING, int32 [size]."""
+    """Returns indices padded with PADDING, int32 [size]."""
     places = np.full(size, PADDING, np.int32)
     places[: len(where)] = where
     return places
 
 
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
-    """Counts [lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
+    """Counts [lane steps spent waiting for others of the chunk, all lane steps] of a layout."""
     steps = np.where(flat == PADDING, 0, roster.steps[flat])
     total = steps.reshape(-1, roster.lanes).max(1).sum() * roster.lanes
     return np.array([total - steps.sum(), total])
 
 
-# rows int [devices * k], padding included -> their first states, sharded
+# rows int [devices * k], including padding -> their first states, sharded
 Make = Callable[[np.ndarray], PyTree]
 
 
 class ClientStore(NamedTuple):
-    """A bucket's states at rest; "rows" and "flat", a layout, are those of `roster`.
+    """A store of a bucket's states between rounds; rows and layouts ("flat") are the roster's.
 
     Attributes:
       init: (roster, make) -> stored states.
       load: (stored, roster, flat) -> stacked states on the devices.
-      slots: (roster, flat) -> int [len(flat)], where in those each row is.
+      slots: (roster, flat) -> int [len(flat)], each row's index in those.
       save: (stored, device states, roster, flat) -> stored; padding is not written.
       read: (stored, roster, rows) -> those rows as NumPy.
       write: (stored, roster, rows, NumPy rows) -> stored.
-      block: (roster) -> rows that one call may load on a device.
+      block: (roster) -> maximum number of rows per device that one call may load.
     """
 
     init: Callable[[Roster, Make], PyTree]
@@ -314,13 +315,13 @@ def device_store(mesh: Mesh) -> ClientStore:
         return make(flat)
 
     def load(stored, roster, flat):
-        return stored  # all are there already
+        return stored  # all states are on the devices
 
     def slots(roster, flat):
         return roster.slot[flat]
 
     def save(stored, states, roster, flat):
-        return states  # a round worked on all of them in place
+        return states  # a round updated them in place
 
     return ClientStore(
         init=init,
@@ -334,7 +335,7 @@ def device_store(mesh: Mesh) -> ClientStore:
 
 
 def no_store(mesh: Mesh) -> ClientStore:
-    """Keeps nothing: the clients' states are ()."""
+    """Stores nothing: the clients' states are ()."""
 
     def refuse(*_):
         raise ValueError(
@@ -364,6 +365,8 @@ def has_keys(states: PyTree) -> bool:
 
 
 def _padded(count: int) -> np.ndarray:
-    """Returns 0 to count - 1, the last one repeated up to a power of two: few lengths, so few
-    compiled functions."""
+    """Returns 0 to count - 1, padded with the last to a power of two.
+
+    Few lengths occur, so that few functions are compiled.
+    """
     return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)

@@ -1,13 +1,12 @@
-"""One round, whatever carries its messages: the one place that knows its order.
+"""One round for every transport; only this module knows the order of its steps.
 
     draw participants; send downlinks, train, send uplinks -> deliver the uploads -> serve -> report
 
-The first step is an exchange, made by a transport, of which there are three: `compiled` (buckets of
+The first step, up to the uplinks, is an exchange by one of three transports: `compiled` (buckets of
 clients in one program on a mesh), `stepped` (one client and one stage at a time, to find a fault)
-and, in a deployment, `deploy.rounds` (clients that are elsewhere). It ends with `serving.Answers`,
-whatever carried them. Attacks, noise and defences are part of the method that all transports run,
-see `trust.privacy`. What else is on joins the round when it is built: another `deliver`, and
-`additions` to the report.
+and, in a deployment, `deploy.rounds` (remote clients). Each returns `serving.Answers`. Attacks,
+noise and defences are part of the method that all transports run, see `trust.privacy`. Other
+enabled features join the round when it is built: another `deliver`, and `additions` to the report.
 """
 
 import functools
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class Stage(Protocol):
-    """(name, call) -> the call's result: makes the calls of a round's stages."""
+    """(name, call) -> the call's result; makes the calls of a round's stages."""
 
     def __call__(self, name: str, call: Callable[[], T], /) -> T: ...
 
@@ -39,7 +38,7 @@ class Cohort(NamedTuple):
 
     Attributes:
       ids: int64 [m], ascending.
-      dropped: bool [m], participants whose uplink gets lost after training.
+      dropped: bool [m], participants whose uplink is lost after training.
       reachable: bool [num_clients], clients that can be reached in the round.
     """
 
@@ -49,17 +48,17 @@ class Cohort(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The parts that every round of a run is made of.
+    """The parts of every round of a run.
 
     Attributes:
       options: the options of the federation.
-      exchange: the transport: (state, whether to score participants as training left them, Stage)
-        -> (the state with the clients' states after the round, {bucket: Answers}).
+      exchange: the transport: (state, whether to score participants after training, Stage) -> (the
+        state with the clients' states after the round, {bucket: Answers}).
       serve: (state, Delivery) -> (server state, ServerResult).
       deliver: (state, {bucket: Answers}) -> (Delivery, the answers without uplinks, the uploads
         that arrive in a later round or None), see `serving.deliver`.
-      additions: (state before the round, {bucket: Answers}, RoundReport) -> RoundReport, of each
-        feature that is on.
+      additions: (state before the round, {bucket: Answers}, RoundReport) -> RoundReport, one per
+        enabled feature.
     """
 
     options: SimulationOptions
@@ -75,13 +74,15 @@ class Round(NamedTuple):
 
 
 def draw_cohort(options: SimulationOptions, new: np.ndarray, state: SimulationState) -> Cohort:
-    """Draws a round's participants, none of the clients `new`, bool [num_clients]: a pure function
-    of seed and state, so that a resumed run draws the same."""
+    """Draws a round's participants, without the clients `new`, bool [num_clients].
+
+    A pure function of seed and state, so that a resumed run draws the same.
+    """
     num_clients = len(new)
     reachable = options.reachable(num_clients, state.round)
     free = reachable & ~new
     if state.waiting is not None:
-        # A client takes part in no round while its upload of an earlier one is under way.
+        # A client takes part in no round while an earlier upload is on its way.
         free &= ~state.waiting.unfinished
     reports = state.reports
     if reports is not None:
@@ -98,7 +99,7 @@ def run_round(
     Args:
       round: the parts of the round.
       state: the state before the round.
-      score: True scores the participants as training left them.
+      score: True scores the participants after training.
 
     Returns:
       The state after the round, and its report.
@@ -109,7 +110,7 @@ def run_round(
         stage = functools.partial(_timed, seconds)
     start = time.perf_counter()
     new, answers = round.exchange(state, score, stage)
-    # The answers come back without uplinks, which are then held once.
+    # The returned answers have no uplinks, so that memory holds these once.
     delivery, answers, waiting = round.deliver(state, answers)
     server, result = stage("serve", functools.partial(round.serve, state, delivery))
     report = round_report(answers, result)
@@ -132,8 +133,10 @@ def _called(name: str, call: Callable[[], T]) -> T:
 
 
 def _timed(seconds: dict[str, float], name: str, call: Callable[[], T]) -> T:
-    """Calls, waits for the result, and adds the seconds that took to `seconds[name]`. A round whose
-    stages wait for each other takes longer."""
+    """Calls, waits for the result, and adds the elapsed seconds to `seconds[name]`.
+
+    A round takes longer if its stages wait for each other.
+    """
     start = time.perf_counter()
     result = jax.block_until_ready(call())
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
@@ -147,7 +150,10 @@ def add_newcomers_bytes(
     answers: dict[str, Answers],
     report: RoundReport,
 ) -> RoundReport:
-    """Adds a field of bytes, int64 [num_clients], that are given to each client once: of those that
-    the server reached for the first time."""
+    """Adds the bytes of one-time downloads to a report, as the field `field`.
+
+    `sizes` has each client's bytes, int64 [num_clients]. They count for clients that the server
+    reached for the first time.
+    """
     newcomers = report.participants[state.last_round[report.participants] < 0]
     return report._replace(**{field: int(sizes[newcomers].sum())})

@@ -1,4 +1,4 @@
-"""Plain rows of a history, made of reports: they go to files, tables and plots as they are."""
+"""Plain rows of a history, made from reports; files, tables and plots use them directly."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,23 @@ from fedjax_ht.metrics.accuracy import AccuracySummary, class_accuracy, macro_f1
 from fedjax_ht.simulation.report import Evaluation, Measured, RoundReport
 
 Row = dict[str, Any]
-"""JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" is
-the number of the run among those of an entry, from 0. Seconds are those of the round of all runs
-that are played together."""
+"""A dict of JSON values.
+
+"round" counts completed rounds; row 0 is the untrained federation. "trial" is the index of the run
+within its entry, from 0. Seconds are those of a round of all runs that run together.
+"""
 
 History = Sequence[Row]
 """The rows of a run, in the order of its rounds."""
 
 Runs = Sequence[History]
-"""The runs of an entry, a seed each, in the order of their seeds."""
+"""The runs of an entry, one per seed, in the order of their seeds."""
 
 TRAINED = "trained_"
-"""Prefix of the columns of clients as their training left them, where both states are scored."""
+"""Prefix of the columns of clients' trained states, if both states are scored."""
 
 NEW = "new_"
-"""Prefix of the columns of clients that never train, where there are some."""
+"""Prefix of the columns of clients that never train, if there are any."""
 
 
 def unprefixed(column: str) -> str:
@@ -33,7 +35,7 @@ def unprefixed(column: str) -> str:
 
 
 def evaluated(history: History) -> list[Row]:
-    """Returns the rows of a run that hold an evaluation."""
+    """Returns the rows of a run that have an evaluation."""
     return [row for row in history if score_of(row) in row]
 
 
@@ -43,7 +45,7 @@ def score_of(row: Row) -> str:
 
 
 def merit(row: Row, score: str) -> float:
-    """Returns a column of scores of a row, negated where lower ones are better."""
+    """Returns a row's score, negated if lower scores are better."""
     return -row[score] if row.get("better") == "lower" else row[score]
 
 
@@ -58,26 +60,26 @@ def evaluation_row(
       only: ids of the clients that were evaluated; None for all.
 
     Returns:
-      accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples,
-      DFRD's L.acc), accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
-      train_accuracy (where it is evaluated), accuracy_<rule> for every rule,
-      macro_f1 (mean over clients) and class_accuracy (of all test samples of each class; None
-      without any), by the reported rule and not in a deployment,
-      auc (mean over the clients for whom it is defined; absent where it is for none),
-      auc_undefined (number of clients whose test samples are of one class) and client_auc (per
-      client, None where it is not defined), where it was asked for,
-      global_accuracy_head (with a global model, DFRD's G.acc), global_macro_f1_head and, where it
-      was asked for, global_auc_head, clients (accuracy per client),
-      accuracy_samples (test samples per client, of which `clients` are shares),
-      client_class_counts (per client {class: [test samples, those classified correctly]} of the
-      classes that it has test samples of, where macro_f1 is), and, where only some were evaluated,
-      client_ids. Of another task than classification: "score" (its name),
-      "better" ("higher" or "lower"), each metric by the reported rule as the mean over the clients
-      for which it is defined, as METRIC_pooled of all samples together, and with the prefix of
-      other sets; SCORE_<rule> for every rule, SCORE_std, SCORE_worst10, clients and client_samples,
-      and global_METRIC_head with a global model. Where both states are scored, the clients' columns
-      again of clients as their training left them, each with `TRAINED` before its name; and of
-      clients that never train, which no other column counts, with `NEW`.
+      For classification: accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by
+      training samples, DFRD's L.acc), accuracy_std, accuracy_worst10, val_accuracy (with a
+      validation set), train_accuracy (if evaluated), and accuracy_<rule> for every rule.
+      By the reported rule and not in a deployment: macro_f1 (mean over clients) and class_accuracy
+      (over all test samples of each class; None without any).
+      If requested: auc (mean over the clients for which it is defined; absent if there are none),
+      auc_undefined (number of clients whose test samples have a single class) and client_auc (per
+      client, None where undefined).
+      With a global model: global_accuracy_head (DFRD's G.acc), global_macro_f1_head and, if
+      requested, global_auc_head.
+      Per client: clients (accuracies), accuracy_samples (test samples, of which `clients` are
+      shares), client_class_counts (alongside macro_f1: {class: [test samples, correctly classified
+      ones]} for classes with test samples) and, if only some clients were evaluated, client_ids.
+      For other tasks: "score" (its name), "better" ("higher" or "lower"), each metric by the
+      reported rule as the mean over the clients for which it is defined, METRIC_pooled over all
+      samples together, both with a prefix for other sets; SCORE_<rule> for every rule, SCORE_std,
+      SCORE_worst10, clients and client_samples, and global_METRIC_head with a global model.
+      If both states are scored, the clients' columns also occur with the prefix `TRAINED`, for
+      trained states. Those of clients that never train, which other columns exclude, have the
+      prefix `NEW`.
     """
     row: Row = {}
     reported = rules[0]
@@ -107,7 +109,7 @@ def evaluation_row(
 def _test_columns(
     evaluation: Evaluation, summary: AccuracySummary, rules: Sequence[str], only: np.ndarray | None
 ) -> Row:
-    """Returns the columns of the clients' own test sets alone, with the reported rule's summary."""
+    """Returns the columns that only test sets have; `summary` is that of the reported rule."""
     by_rule, counts = evaluation.accuracy["test"], evaluation.counts["test"]
     reported = by_rule[rules[0]]
     train_weights = np.where(counts > 0, evaluation.counts["train"], 0)
@@ -163,7 +165,7 @@ def _measured_columns(
 
 
 def _mean_of(values: np.ndarray) -> float:
-    """Returns the mean of the values that are defined, NaN where none is."""
+    """Returns the mean of the defined values; NaN if there are none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
 
@@ -172,8 +174,8 @@ def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -
     """Returns the columns of the clients' AUC.
 
     Args:
-      auc: float64 [num_clients], NaN where it is not defined.
-      counts: int [num_clients], test samples of the clients that were evaluated, 0 of the others.
+      auc: float64 [num_clients], NaN where undefined.
+      counts: int [num_clients], test samples of evaluated clients, 0 for the others.
       only: ids of the clients that were evaluated; None for all.
     """
     scored = counts > 0
@@ -185,32 +187,34 @@ def _auc_columns(auc: np.ndarray, counts: np.ndarray, only: np.ndarray | None) -
 
 
 def _counts_by_class(counts: np.ndarray) -> dict[str, list[int]]:
-    """Returns a client's test samples, and those classified correctly, of each class that it has
-    test samples of; counts int [3, C]."""
+    """Returns {class: [test samples, correctly classified ones]} of a client; counts int [3, C].
+
+    Classes without test samples are skipped.
+    """
     samples, _, correct = counts
-    # few of many classes in most splits; keys are text, as JSON has them
+    # most splits have few of many classes; JSON keys are strings
     owned = np.flatnonzero(samples)
     return {str(label): [int(samples[label]), int(correct[label])] for label in owned}
 
 
 def _or_none(values: np.ndarray) -> list[float | None]:
-    """Returns numbers as JSON has them: None for NaN."""
+    """Returns numbers as JSON values, with None for NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
 def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarray) -> Row:
-    """Flattens a round's report: metrics, arrivals, FLOPs, and the wire in elements and bytes.
+    """Flattens a round's report: metrics, arrivals, FLOPs, and wire costs in elements and bytes.
 
     Args:
       report: the report of a round.
       rules: the method's inference rules, the reported one first.
-      client_flops: float64 [num_clients], of a round of each client.
+      client_flops: float64 [num_clients], FLOPs of each client's round.
 
     Returns:
-      "accuracy_participants" is the mean over the round's participants, freshly trained, before
-      anything comes down, by the first rule; accuracy_participants_<rule> where there are several.
-      It is absent where none has a test sample. "epsilon" is absent where nothing is private, and
-      where there is no noise.
+      The row. "accuracy_participants" is the mean over the round's participants, after training and
+      before the next downlink, by the first rule; with several rules there are also
+      accuracy_participants_<rule>. It is absent if no participant has test samples. "epsilon" is
+      absent without privacy or without noise.
     """
     row: Row = dict(report.metrics) | report.server_metrics
     for rule in rules:

@@ -1,5 +1,4 @@
-"""Several runs, round by round, the seeds of an entry, or one alone; and the limits at which a run
-ends before its last round."""
+"""One or several runs (the seeds of an entry), round by round, and limits that end runs early."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,20 +22,19 @@ Reason = Literal["silence", "patience"]
 
 
 class Ending(NamedTuple):
-    """Limits at which a run ends before its last round; without any it never does.
+    """Limits that end a run before its last round; by default there are none.
 
     Attributes:
-      patience: evaluations without a new best score after which a run ends, on validation sets
-        where there are some, else on test sets.
-      give_up: rounds in a row from which nothing arrives, after which a run ends; None or 0 for no
-        number.
+      patience: evaluations without a new best score after which a run ends; scores are those on
+        validation sets if there are any, else on test sets.
+      give_up: consecutive rounds without arrivals after which a run ends; None or 0 for no limit.
     """
 
     patience: int | None = None
     give_up: int | None = None
 
     def reason(self, history: History) -> Reason | None:
-        """Returns why a run ends here, or None where it goes on."""
+        """Returns why a run ends here, or None if it continues."""
         if self.give_up and silent(history, self.give_up):
             return "silence"
         if self.patience is not None and _out_of_patience(history, self.patience):
@@ -48,8 +46,7 @@ NEVER = Ending()
 
 
 def silent(history: History, rounds: int) -> bool:
-    """Returns True once nothing has arrived in so many rounds of a run in a row; one without
-    participants is none."""
+    """Returns True if nothing arrived in the last `rounds` rounds with participants."""
     arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
     return len(arrived) >= rounds and not any(arrived[-rounds:])
 
@@ -79,21 +76,22 @@ def run_each(
     only: np.ndarray | None = None,
     score_every: int = 1,
 ) -> tuple[list[SimulationState], list[list[Row]]]:
-    """Runs several runs round by round; each is the run that it would be alone, and they end
-    together, when all of them are over.
+    """Runs several runs round by round.
+
+    Each has the same results as it would have alone. They end together, when all of them are over.
 
     Args:
       simulations: the runs.
-      states: each run's last state, or None. They may stand at different rounds, as after a process
-        that was killed while it saved them: those behind go on first.
+      states: each run's last state, or None. Their rounds may differ, e.g. if a process was killed
+        while it saved them; runs that are behind catch up first.
       histories: each run's rows.
-      ending: limits at which a run ends before its last round.
+      ending: limits that end a run before its last round.
       after_round: called with all states and histories after each round, or None; True stops the
         runs.
       numbers: "trial" in the rows of each run; None counts from 0.
-      Others as `history.run`.
+      Others as for `history.run`.
     """
-    # Traced before anything is compiled, so that a method's mistakes come first.
+    # Traced before anything is compiled, so that a method's errors come first.
     flops = []
     for simulation, state in zip(simulations, states):
         is_over = state is not None and state.round >= rounds
@@ -116,7 +114,7 @@ def run_each(
         }
         for i, of_run in columns.items():
             row = {"round": reached[i].round, "trial": numbers[i]} | of_run | seconds
-            if "simulated_seconds" in row:  # the clock goes on from the last row
+            if "simulated_seconds" in row:  # the clock continues from the last row
                 before = rows[i][-1].get("simulated_clock", 0.0)
                 row["simulated_clock"] = before + row["simulated_seconds"]
             rows[i].append(row)
@@ -144,7 +142,7 @@ def run_each(
 
 
 def _is_due(number: int, every: int, last: int) -> bool:
-    """Returns whether round `number`, from 1, is the last one or one of every so many."""
+    """Returns whether round `number` (from 1) is the last one or a multiple of `every`."""
     return number % every == 0 or number == last
 
 
@@ -154,7 +152,7 @@ def all_done(
     rounds: int,
     ending: Ending,
 ) -> bool:
-    """Returns whether all runs stand at one round, and none has rounds left to do."""
+    """Returns whether all runs are at the same round, and none has rounds left."""
     done = {state.round for state in states}
     if len(done) > 1:
         return False

@@ -1,12 +1,12 @@
-"""Selection of a round's participants by what clients reported in earlier rounds.
+"""Selection of a round's participants by clients' reports from earlier rounds.
 
-    by_samples         m distinct clients, each drawn with a chance by its number of samples
-    power_of_choice    of d candidates that are drawn by samples, the m with the largest loss, by
-                       their last training (rpow-d of Cho et al., AISTATS 2022)
-    oort               those with the largest loss times samples and those not heard of for long,
-                       beside new ones (Lai et al., OSDI 2021)
+    by_samples         m distinct clients, drawn with weights by their number of samples
+    power_of_choice    of d candidates drawn by samples, the m with the largest loss in their last
+                       training (rpow-d of Cho et al., AISTATS 2022)
+    oort               clients with a large loss times samples or not reached for long, and new
+                       ones (Lai et al., OSDI 2021)
 
-A selection sees single clients' losses, so it stands beside neither privacy nor secure sums.
+A selection sees single clients' losses, so it cannot be combined with privacy or secure sums.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ class Reports(NamedTuple):
       samples: number of training samples.
       loss: mean loss of the client's last training that reached the server; infinity before the
         first.
-      last_round: the last round in which the server reached each; -1 for never. Given to a
-        selection, and not kept here.
-      round: the number of the round, from 0; likewise.
+      last_round: the last round in which the server reached each; -1 for never. Set only when
+        passed to a selection.
+      round: the round, from 0; set likewise.
     """
 
     samples: Int[np.ndarray, " clients"]
@@ -42,8 +42,8 @@ class Selection(NamedTuple):
     Attributes:
       name: the selection's name in messages.
       choose: (generator, Reports, ids that can take part, ascending, number of participants) ->
-        distinct ids of these, at most that many. A pure function, so that a resumed run chooses the
-        same; the generator is of the run's seed and the round.
+        distinct ids of these, at most that many. It must be pure, so that a resumed run chooses the
+        same; the generator is seeded by the run's seed and the round.
 
     Example:
       >>> def largest_loss(generator, reports, free, participants):
@@ -59,7 +59,7 @@ class Selection(NamedTuple):
 def by_samples() -> Selection:
     """Makes the selection that draws clients by their numbers of samples, without replacement.
 
-    Where the server's mean is uniform, each sample then has about the same say.
+    If the server's mean is uniform, each sample then has about the same weight.
     """
 
     def choose(generator, reports, free, participants):
@@ -70,14 +70,15 @@ def by_samples() -> Selection:
 
 @checked
 def power_of_choice(candidates: Annotated[float, Within(least=1)] = 2.0) -> Selection:
-    """Makes the selection of those with the largest loss among candidates.
+    """Makes the selection of the candidates with the largest loss.
 
     Candidates are drawn by samples, so the paper's server takes the uniform mean
-    (weighting="uniform"). Clients that have not reported yet come first. The loss is that of a
-    client's last training, the paper's form without further messages.
+    (weighting="uniform"). Clients without a report come first. The loss is that of a client's last
+    training, the paper's variant without additional messages.
 
     Args:
-      candidates: d / m, candidates of a participant. 1 is `by_samples`; as many as clients, greedy.
+      candidates: d / m, candidates per participant. 1 is `by_samples`; large enough to include all
+        clients, the choice is greedy.
     """
 
     def choose(generator, reports, free, participants):
@@ -99,21 +100,20 @@ def oort(
     """Makes Oort's selection by statistical utility, see `utilities`.
 
     A share of the participants are clients without a report, drawn by their samples. The others are
-    drawn by utility among those that have at least `cut_off` times the utility of the last that
-    would be taken in its order. The utility is of the mean loss, which every method reports, and
-    not of the root of its mean square. Durations play no part; `devices_profile.deadline` does that
-    for itself.
+    drawn by utility, among those with at least `cut_off` times the utility of the last client in a
+    greedy choice. The utility uses the mean loss, which every method reports, not the root of the
+    mean squared loss. Durations are ignored; `devices_profile.deadline` covers them.
 
     Args:
       exploration: share of clients without a report in round 0.
       decay: factor on this share in each round.
-      least: the share below which it does not fall.
-      cut_off: the utility that is enough, as a share.
-      clip: quantile of samples times loss above which all count the same.
+      least: lower bound of this share.
+      cut_off: sufficient utility, as a share of the greedy choice's lowest one.
+      clip: quantile at which samples times loss are clipped.
     """
 
     def choose(generator, reports, free, participants):
-        assert reports.last_round is not None and reports.round is not None  # as a round gives them
+        assert reports.last_round is not None and reports.round is not None  # set by the round
         free = free[reports.samples[free] > 0]
         known = np.isfinite(reports.loss[free])
         old, new = free[known], free[~known]
@@ -131,16 +131,19 @@ def oort(
 
 
 def utilities(reports: Reports, clip: float) -> np.ndarray:
-    """Computes Oort's statistical utility of each client: samples times loss, clipped and scaled to
-    [0, 1] as in FedScale, and sqrt(0.1 ln R / L) for one that was last reached in round L of R;
-    float64 [num_clients], NaN without a report (Eq. 2, and Algorithm 1, line 14)."""
+    """Computes Oort's statistical utility of each client, float64 [num_clients].
+
+    It is samples times loss, clipped and scaled to [0, 1] as in FedScale, plus sqrt(0.1 ln R / L)
+    for a client last reached in round L of R (Eq. 2, and Algorithm 1, line 14). It is NaN without a
+    report.
+    """
     known = np.isfinite(reports.loss)
     utility = reports.samples * np.where(known, reports.loss, np.nan)
     if not known.any():
         return utility
     ordered = np.sort(utility[known])
     most = ordered[min(int(clip * len(ordered)), len(ordered) - 1)]
-    # the least keeps a thousandth of itself, so that it may be drawn
+    # the lowest keeps a thousandth of its value, so that it may be drawn
     least = 0.999 * ordered[0]
     scaled = (np.minimum(utility, most) - least) / max(ordered[-1] - least, 1e-4)
     assert reports.last_round is not None and reports.round is not None
@@ -162,7 +165,7 @@ def first_reports(samples: Int[np.ndarray, " clients"]) -> Reports:
 
 
 def with_losses(reports: Reports, participants: np.ndarray, losses: np.ndarray) -> Reports:
-    """Returns the reports after a round, with the losses of participants that are finite."""
+    """Returns the reports after a round, updated with the participants' finite losses."""
     loss, known = reports.loss.copy(), np.isfinite(losses)
     loss[participants[known]] = losses[known]
     return reports._replace(loss=loss)
@@ -175,7 +178,7 @@ def chosen(
     free: np.ndarray,
     participants: int,
 ) -> np.ndarray:
-    """Returns the participants of a selection; arguments as of `Selection.choose`.
+    """Returns the participants of a selection; arguments as for `Selection.choose`.
 
     Raises:
       ValueError: they are not distinct ids of `free`, or too many. One line.
@@ -191,7 +194,7 @@ def chosen(
 
 
 def _drawn(generator: np.random.Generator, weights: np.ndarray, number: int) -> np.ndarray:
-    """Draws so many places without replacement by weight; none of weight 0."""
+    """Draws `number` indices without replacement by weight, never those with weight 0."""
     weights = np.asarray(weights, np.float64)
     number = min(number, int(np.count_nonzero(weights)))
     if not number:

@@ -1,7 +1,7 @@
 """From the answers of a round's participants to the server's new state.
 
-The server gets the uploads on its device; false counts and outliers are refused, the rest is
-served, and the state stays finite.
+Uploads are moved to the server's device, those with false counts and outliers are rejected, and the
+server's step uses the rest. Its state stays finite.
 """
 
 from collections.abc import Callable
@@ -29,20 +29,20 @@ from fedjax_ht.trust.outliers import size_ratios, without_outliers
 
 
 class Answers(NamedTuple):
-    """Answers of a bucket's participants: [P], in the order of the transport.
+    """Answers of a bucket's participants: [P], in the transport's order.
 
     Attributes:
       ids: int64 [m], the participants, ascending.
-      padded_rows: int32 [..], where these stand among the P; filled up with PADDING to a length
-        that is the same in every round.
-      in_order: True if the server gets the P rows as they are.
-      info: the knowledge of the P participants.
-      results: the results of the P participants; `deliver` takes the uplinks out.
-      scores: {"test": Scores}, of the models as training left them.
-      score_rows: int [m], where the participants stand in `scores`.
+      padded_rows: int32 [..], their indices among the P, padded with PADDING to the same length in
+        every round.
+      in_order: True if the server gets the P rows unchanged.
+      info: `ClientInfo` of the P participants.
+      results: the results of the P participants; `deliver` removes the uplinks.
+      scores: {"test": Scores}, of the trained models.
+      score_rows: int [m], the participants' indices in `scores`.
       idle: float64 [2], see `roster.idle_lane_steps`.
-      seconds: float64 [P], simulated, of a participant's round; None where nothing takes time.
-      late: bool [P], uploads that missed the deadline; False of a participant that sent nothing.
+      seconds: float64 [P], simulated seconds of a participant's round; None if nothing takes time.
+      late: bool [P], uploads that missed the deadline; False if a participant sent nothing.
     """
 
     ids: np.ndarray
@@ -63,9 +63,11 @@ class Answers(NamedTuple):
 
 
 Delivery = tuple[dict[str, Received], dict[str, np.ndarray]]
-"""Uplinks that the server gets, {bucket name: Received}; and the rows of them that it reads,
-{bucket name: int32 [m], by client id, negative for padding}. A bucket whose uplinks are in order
-has none."""
+"""Uplinks that the server gets, {bucket name: Received}, and which of their rows it reads.
+
+The rows are {bucket name: int32 [m], by client id, negative for padding}. A bucket whose uplinks
+are in order has no entry.
+"""
 
 
 def deliver(
@@ -77,10 +79,11 @@ def deliver(
       mesh: the devices.
       state: the state before the round.
       answers: the answers of the round's participants.
-      picks: True picks the rows of participants on the way, where all devices share one memory.
+      picks: True selects the participants' rows during the transfer, if all devices share one
+        memory.
 
     Returns:
-      What the server gets; the answers without the uplinks; and None, since nothing is late.
+      The delivery, the answers without uplinks, and None, since no upload is late.
     """
     received, rows, without_uplinks = {}, {}, {}
     for name, part in answers.items():
@@ -97,14 +100,14 @@ def deliver(
 
 
 class ServerResult(NamedTuple):
-    """The results of a server's round, beside its state.
+    """The results of a server's round, besides its state.
 
     Attributes:
       metrics: metrics that the method's server computed.
-      finite: bool, False where the method's new state was not finite: the server stays as it was.
+      finite: bool, False if the method's new state was not finite, and the old one was kept.
       sizes: float32 [num_clients], sizes of the uploads, see `outliers.size_ratios`.
-      refused: bool [num_clients], uploads left out as outliers, see `outliers.without_outliers`.
-      miscounted: bool [num_clients], uploads left out for their counts, see
+      refused: bool [num_clients], uploads rejected as outliers, see `outliers.without_outliers`.
+      miscounted: bool [num_clients], uploads rejected for their counts, see
         `counts.without_miscounted`.
     """
 
@@ -116,14 +119,14 @@ class ServerResult(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server of a run, as a round serves it.
+    """The server of a run: its compiled step, and inputs that are the same in every round.
 
     Attributes:
       step: the compiled `run_server`.
       seed: the run's root seed, uint32 scalar.
-      settings: the values that `Method.at` takes; () where nothing varies.
+      settings: argument of `Method.at`; () if nothing varies.
       pretrained: `Pretrained.variables` of the method.
-      data: the samples of a method whose server sees data, or reads the public set; None of others.
+      data: samples for methods whose server reads clients' data or the public set; else None.
     """
 
     step: Callable
@@ -141,11 +144,12 @@ def server_round(
 ) -> Callable:
     """Returns `server_step` with a state that stays finite: (...) -> (server, ServerResult).
 
+    It rejects outliers, and uploads with counts that do not fit their clients' samples.
+
     Args:
       method: the method whose server takes the step.
       federation: the buckets.
-      refuse_outliers: the bound of `outliers.without_outliers`; outliers do not arrive, nor do
-        uploads with counts that their clients' samples do not allow.
+      refuse_outliers: the bound of `outliers.without_outliers`.
       call: makes the call of the stage "server_update".
     """
     step, num_clients = server_step(method, federation), federation.num_clients
@@ -165,8 +169,11 @@ def server_round(
 
 
 def run_server(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """Returns (RunServer, Delivery, round, Pretrained.variables, `Server.data`) -> (server state,
-    ServerResult); compiled, unless the method's server runs on the host."""
+    """Returns `Server.step`, compiled unless the method's server runs on the host.
+
+    It is (RunServer, Delivery, round, Pretrained.variables, `Server.data`) -> (server state,
+    ServerResult).
+    """
 
     def run(server: RunServer, delivery: Delivery, round, pretrained, data):
         step = server_round(method.at(server.settings), federation, refuse_outliers)
@@ -179,7 +186,7 @@ def run_server(method: Method, federation: Federation, refuse_outliers: float = 
 def serve(
     server: Server, mesh: Mesh, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves a round, see `round.Round.serve`."""
+    """Runs the server's step of a round, see `round.Round.serve`."""
     received, rows = delivery
     round, rows = collect(mesh, (np.int32(state.round), rows))
     run = RunServer(state.server, server.seed, server.settings)
@@ -187,7 +194,7 @@ def serve(
 
 
 def picked(delivery: Delivery) -> dict[str, Received]:
-    """Returns the uploads of a delivery by client id; a negative row has not arrived."""
+    """Returns the uploads of a delivery by client id; negative rows have not arrived."""
     received, rows = delivery
     uploads = dict(received)
     for name, of_bucket in rows.items():

@@ -1,4 +1,4 @@
-"""A federation ready to run: the functions of every transport, and those of a simulation alone."""
+"""A federation ready to run: functions common to all transports, and those of a simulation only."""
 
 import dataclasses
 import functools
@@ -38,20 +38,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounds:
-    """Rounds of a federation, wherever its clients are: what `history.run` runs.
+    """Rounds of a federation, simulated or deployed, as run by `history.run`.
 
     Attributes:
       init: () -> SimulationState.
       run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). `score` also
-        scores the participants as training left them. The old state's buffers may be donated, see
+        scores the participants after training. The old state's buffers may be donated, see
         `copy_state`.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      client_flops: () -> float64 [num_clients], FLOPs of each client in a round that it takes part
+      client_flops: () -> float64 [num_clients], each client's FLOPs in a round that it takes part
         in. The first call in a simulation traces every architecture once more (see
         `metrics.flops`).
       rules: the method's inference rules, the reported one first.
-      num_classes: number of the task's classes, by which losses are compared with guessing; None
-        compares none.
+      num_classes: number of classes, to compare losses with guessing; None compares none.
     """
 
     init: Callable[[], SimulationState]
@@ -70,19 +69,19 @@ class Simulation(Rounds):
     simulation that differs only in samples, split and seed (see `simulation.engine`).
 
     Attributes:
-      lanes: bucket name -> number of clients side by side on a device.
+      lanes: bucket name -> number of parallel clients on a device.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy. Clients without
         state between rounds have the state after the next downlink.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
-        states put in place.
-      find_fault: (SimulationState, jit=True) -> Fault or None: the first place in the next round
-        with a value that is not finite, or an error. The round runs one client at a time (see
-        `simulation.stepped`); the state does not change.
+        states replaced.
+      find_fault: (SimulationState, jit=True) -> Fault or None: the first non-finite value or error
+        in the next round. The round runs one client at a time (see `simulation.stepped`); the state
+        does not change.
       features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, the
-        features of the samples `indices`, int [n], or int [len(ids), n] by client.
+        features of the samples `indices`, int [n], or int [len(ids), n] per client.
       predict: (SimulationState, client id, inputs [n, ...] as the data set stores them, rule=None)
-        -> float32 [n, num_classes], the client's scores by that rule, None for the reported one,
-        as an evaluation scores it.
+        -> float32 [n, num_classes], the client's scores by a rule (None for the reported one), in
+        the state that an evaluation scores.
       program: the common parts of these functions.
     """
 
@@ -120,7 +119,7 @@ def make_simulation(
       settings: the numbers of a `varied` method.
 
     Raises:
-      ValueError: the method cannot run on this federation, or the data are of another one.
+      ValueError: the method cannot run on this federation, or the data belong to another one.
     """
     expected = {bucket.name: len(federation.members(bucket)) for bucket in federation.buckets}
     found = {name: np.size(part.splits["train"].count) for name, part in data.buckets.items()}
@@ -130,7 +129,7 @@ def make_simulation(
             "make_federation_data the same federation"
         )
     for note in batch_notes(federation, method, data.counts["train"]):
-        # at the caller, behind the numerics and the check of the arguments
+        # stacklevel: the caller, outside the decorators
         warnings.warn(note, stacklevel=4)
     return bound_simulation(method, federation, data, options=options, settings=settings)
 
@@ -145,8 +144,10 @@ def bound_simulation(
     settings: PyTree = (),
     beside: Simulation | None = None,
 ) -> Simulation:
-    """Binds as `make_simulation` does, without its warnings. Samples that the simulation `beside`
-    has on the devices are taken from there."""
+    """Binds like `make_simulation`, but without its warnings.
+
+    Samples that the simulation `beside` has on the devices are reused.
+    """
     return simulation_of(
         bind(
             method,
@@ -164,7 +165,7 @@ def simulation_of(program: Program) -> Simulation:
     check, federation = state_check(program), program.federation
 
     def of_state(function: Callable, bound: Any = program) -> Callable:
-        """Returns the bound function (state, ...), which refuses a state of another simulation."""
+        """Returns the bound function (state, ...), which rejects states of other simulations."""
 
         def call(state, *args, **kwargs):
             check(state)
@@ -211,8 +212,10 @@ def _predict(known: tuple[Program, dict], state: SimulationState, *args: Any, **
 
 
 def state_check(program: Program) -> Callable[[Any], None]:
-    """Returns (state) -> None, which raises a ValueError of one line where a state is of another
-    method or federation. What it compares with is traced at its first call."""
+    """Returns (state) -> None, which raises ValueError for a state of another method or federation.
+
+    The message is one line. The expected forms are traced at the first call.
+    """
     expected = functools.cache(functools.partial(_expected_forms, program))
     name, num_clients = program.method.name, program.federation.num_clients
 
@@ -245,8 +248,10 @@ def state_check(program: Program) -> Callable[[Any], None]:
 
 
 def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
-    """Returns the form of the server's state, and by bucket that of a client's state, of clients
-    that keep one."""
+    """Returns the forms of the server's state, and of a client's state by bucket.
+
+    Buckets whose clients keep no state are absent.
+    """
     seed, settings = program.seed, program.settings
     weights = all_weights(program.federation)
     server = jax.eval_shape(program.engine.first_server, seed, settings, weights)
@@ -262,14 +267,13 @@ def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
 
 
 def _form(tree: PyTree, skipped: int = 0) -> tuple:
-    """Returns the structure of a pytree with the dtype and shape of each array, without the
-    `skipped` first axes."""
+    """Returns a pytree's structure and arrays' shapes and dtypes, without `skipped` first axes."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(np.shape(x)[skipped:], getattr(x, "dtype", None)) for x in leaves]
 
 
 def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarray:
-    """Returns the real samples in the smallest batch that a client trains on; 0 without samples.
+    """Returns the number of real samples in a client's smallest batch; 0 without samples.
 
     Args:
       training: the recipe.
@@ -280,18 +284,19 @@ def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarr
     last = np.full_like(num_samples, size)
     if not training.drop_remainder:
         last = np.where(rest > 0, rest, size)
-    # A client below one batch takes one masked step.
+    # A client with less than one batch takes one masked step.
     return np.where(num_samples < size, num_samples, last)
 
 
 def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray) -> list[str]:
-    """Returns a line for each architecture whose batch norms see a single value per channel: their
-    output is then their shift, whatever the sample, and nothing before them learns.
+    """Returns a warning for each architecture whose batch norms see a single value per channel.
+
+    Their output is then their shift, whatever the sample, and no layer before them learns.
 
     Args:
       federation: the buckets.
-      method: the method, whose recipes the clients train by.
-      train_counts: training samples, int [..., num_clients]; several splits stand for all of them.
+      method: the method, which has the training recipes.
+      train_counts: training samples, int [..., num_clients]; leading axes are several splits.
     """
     counts, notes = np.asarray(train_counts), []
     for bucket in federation.buckets:

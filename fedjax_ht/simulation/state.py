@@ -17,9 +17,9 @@ class Waiting(NamedTuple):
 
     Attributes:
       sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
-        on the server's device; of a client that has nothing on its way they may be anything.
-      left: float64 [num_clients], seconds of the next round after which a client's upload
-        arrives; 0 where none is on its way.
+        on the server's device; arbitrary for clients without an upload on its way.
+      left: float64 [num_clients], seconds into the next round after which a client's upload
+        arrives; 0 if none is on its way.
       cost: the uploads' cost on the wire, int64 [num_clients].
     """
 
@@ -29,24 +29,24 @@ class Waiting(NamedTuple):
 
     @property
     def unfinished(self) -> np.ndarray:
-        """Clients that are not done with an earlier round, bool [num_clients]."""
+        """Clients that have not finished an earlier round, bool [num_clients]."""
         return self.left > 0
 
 
 class SimulationState(NamedTuple):
-    """The state of a run: everything it needs to go on.
+    """The state of a run: everything needed to continue it.
 
     Attributes:
-      round: number of rounds done.
+      round: number of completed rounds.
       server: the method's server state.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
-        its clients by ascending id. Of clients that keep nothing between rounds they mean nothing.
+        its clients by ascending id. They are meaningless if clients keep nothing between rounds.
       last_round: int32 [num_clients], the last round in which the server reached each; -1 for
         never.
-      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
-        never. Without the buckets whose clients keep nothing between rounds.
-      waiting: uploads that arrive in a later round; None where late ones are lost.
-      reports: losses and sample counts of the clients; None where no selection reads them.
+      changed: bucket name -> int32 [rows], completed rounds when a row's state last changed; 0 for
+        never. Buckets whose clients keep nothing between rounds are absent.
+      waiting: uploads that arrive in a later round; None if late ones are lost.
+      reports: losses and sample counts of the clients; None if no selection reads them.
     """
 
     round: int
@@ -75,5 +75,5 @@ def copy_state(state: SimulationState) -> SimulationState:
         return x.copy() if isinstance(x, jax.Array | np.ndarray) else x
 
     copy = jax.tree.map(copied, state)
-    # The round is a whole number also where a restored state has NumPy's.
+    # A restored state may have a NumPy integer as round.
     return copy._replace(round=int(state.round))

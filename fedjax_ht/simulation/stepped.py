@@ -1,4 +1,4 @@
-"""The transport that finds a fault: the same calls, one client and one stage at a time."""
+"""The transport that finds faults: the same calls, one client and one stage at a time."""
 
 import contextlib
 import functools
@@ -23,14 +23,14 @@ from fedjax_ht.simulation.state import SimulationState
 
 
 class Fault(NamedTuple):
-    """The first thing in a round that is not finite, or raises.
+    """The first non-finite value or exception in a round.
 
     Attributes:
       stage: "broadcast", "downlink" or "uplink" (the transforms of the wire), "receive",
         "client_update", "encode" or "decode" (the code of the wire), or "server_update".
-      where: the path of the first array that is not finite in what the stage returned, or what it
-        raised.
-      bucket, client: the bucket's name and the client's id, of the call; None for server_update.
+      where: the path of the first non-finite array in the stage's result, or the exception in
+        words.
+      bucket, client: the bucket's name and the client's id; None for server_update.
       error: the exception that the stage raised, or None.
     """
 
@@ -48,12 +48,11 @@ class Fault(NamedTuple):
 
 
 class _FaultFound(Exception):
-    """Carries the fault out of the round."""
+    """Carries a fault out of the round."""
 
 
 def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fault | None:
-    """Plays the next round without changing the state, and stops at the first value that is not
-    finite or exception.
+    """Runs the next round up to its first non-finite value or exception; the state is unchanged.
 
     Args:
       program: the parts of the simulation.
@@ -62,7 +61,7 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
         work in a method.
 
     Returns:
-      None if the round is sound.
+      The fault; None if there is none.
     """
     stepped = compiled.compiled_round(program)._replace(
         exchange=functools.partial(exchange, program), serve=functools.partial(serve, program)
@@ -76,15 +75,17 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
 
 
 class _Stages:
-    """Makes the calls of a bucket's clients, or of the server: each stage is compiled once, and the
-    first fault ends the round."""
+    """Makes the calls of a bucket's clients, or of the server.
+
+    Each stage is compiled once, and the first fault ends the round.
+    """
 
     def __init__(self, bucket: str | None = None, host: bool = False):
         self.bucket, self.host = bucket, host
         self.compiled: dict[str, Callable] = {}
 
     def of_client(self, client: int | None) -> Call:
-        """Returns the function that makes the calls of one client; None is the server."""
+        """Returns the function that makes the calls of one client, or of the server for None."""
         return functools.partial(self._call, client)
 
     def _call(self, client: int | None, stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
@@ -108,10 +109,12 @@ class _Stages:
 def exchange(
     program: Program, state: SimulationState, score: bool, stage: Stage
 ) -> tuple[SimulationState, dict[str, Answers]]:
-    """Plays the participants one after another; nobody is scored, and no state changes. Arguments
-    and results as of `round.Round.exchange`."""
+    """Runs the participants one after another; it scores no clients, and no state changes.
+
+    Arguments and results are as for `round.Round.exchange`.
+    """
     cohort = draw_cohort(program.options, program.new, state)
-    # One transfer to the host for all clients that are played.
+    # One transfer to the host for all participants.
     state = state._replace(server=jax.device_get(state.server))
     answers = {}
     for bucket in program.federation.buckets:
@@ -119,7 +122,7 @@ def exchange(
         layout, results = roster.rows(cohort.ids), _play_bucket(program, state, bucket, cohort)
         where = np.arange(len(layout))
         if not results:
-            # A bucket without participants sends padding, in the form of its first row's result.
+            # A bucket without participants sends padding, with the form of its first row's result.
             layout, results = np.full(1, PADDING), [_padding(program, state, bucket)]
         info, result = join_trees(jnp.stack, results)
         answers[bucket.name] = Answers(
@@ -138,7 +141,7 @@ def exchange(
 def _play_bucket(
     program: Program, state: SimulationState, bucket: Bucket, cohort: Cohort
 ) -> list[tuple[ClientInfo, ClientResult]]:
-    """Plays a bucket's participants, by ascending id."""
+    """Runs a bucket's participants by ascending id."""
     roster = program.clients[bucket.name].roster
     stages = _Stages(bucket.name)
     results = []
@@ -153,7 +156,7 @@ def _play_bucket(
 def _player(
     program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: HostNumber
 ) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
-    """Returns the function that plays the round of one row by the calls that it is given."""
+    """Returns the function (call) that runs the round of one row with these calls."""
     clients, channel = program.clients[bucket.name], program.engine.channel
     participant = compiled.participant_of(clients, compiled.clients_info(program, state), row)
     method = program.method.at(program.settings)
@@ -184,7 +187,7 @@ def _player(
 def _padding(
     program: Program, state: SimulationState, bucket: Bucket
 ) -> tuple[ClientInfo, ClientResult]:
-    """Returns zeros in the form of the answer of a client of the bucket."""
+    """Returns zeros in the form of a client's answer."""
     play = _player(program, state, bucket, 0, np.True_)
     form = jax.eval_shape(lambda: play(call_directly))
     return zeros_of(form)
@@ -193,7 +196,7 @@ def _padding(
 def serve(
     program: Program, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, ServerResult]:
-    """Serves the round; arguments as of `round.Round.serve`."""
+    """Runs the server's step; arguments as for `round.Round.serve`."""
     method = program.method.at(program.settings)
     call = _Stages(host=method.needs.pretrained.host).of_client(None)
     run = server_round(method, program.federation, program.options.outlier_bound, call)
