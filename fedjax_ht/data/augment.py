@@ -9,7 +9,7 @@ from fedjax_ht.core.local_training import Augment
 
 
 def flip(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Mirrors each image left to right with probability 1/2. [B, H, W, C] -> the same."""
+    """Flips each image [H, W, C] of a batch left to right with probability 1/2."""
     mirrored = jax.random.bernoulli(key, 0.5, (x.shape[0], 1, 1, 1))
     return jnp.where(mirrored, x[:, :, ::-1], x)
 
@@ -17,11 +17,11 @@ def flip(key: jax.Array, x: jax.Array) -> jax.Array:
 def padded_crop(
     key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4
 ) -> jax.Array:
-    """Pads each side with black and crops back to size at a random place.
+    """Pads each side with black and crops back to size at a random position.
 
-    Black is a number, or one for each channel. HeteroFL's and DFRD's released crops pad before they
-    normalise, so that of normalised pixels black is -mean / std and not 0. FedSSA's crops what is
-    normalised, and pads 0, the mean colour ("mean_padded_crop").
+    Black is a number, or one number per channel. HeteroFL's and DFRD's released code pads before it
+    normalises, so that black is -mean / std in normalised pixels, not 0. FedSSA's crops normalised
+    pixels and pads with 0, the mean colour ("mean_padded_crop").
     """
     batch, height, width, channels = x.shape
     border = jnp.broadcast_to(
@@ -45,7 +45,7 @@ def random_erasing(
 ) -> jax.Array:
     """Sets a random rectangle to zero, which is the mean colour of normalised pixels.
 
-    Its share of the image is uniform in `scale`, height over width log-uniform in `ratio`.
+    Its share of the image is uniform in `scale`, its height / width log-uniform in `ratio`.
     """
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
@@ -68,11 +68,10 @@ def resized_crop(
     scale: tuple[float, float] = (0.2, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> jax.Array:
-    """Cuts a random rectangle out of each image and stretches it to the image's size, bilinearly.
+    """Crops a random rectangle of each image and resizes it bilinearly to the image's size.
 
-    Its share of the image is uniform in `scale`, width over height log-uniform in `ratio`. A side
-    that comes out longer than the image's is cut to it (torchvision draws again, ten times at
-    most).
+    Its share of the image is uniform in `scale`, its width / height log-uniform in `ratio`. A side
+    longer than the image's is clipped (torchvision redraws, at most ten times).
     """
     height, width = x.shape[1:3]
     keys = jax.random.split(key, 4)
@@ -93,7 +92,7 @@ def _area_and_aspect(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws the area of a rectangle in each image, in pixels, and its sides' proportion."""
+    """Draws the area in pixels and the aspect ratio of a rectangle for each image."""
     batch, height, width, _ = shape
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
     low, high = map(jnp.log, ratio)
@@ -103,7 +102,7 @@ def _area_and_aspect(
 def _corner(
     keys: jax.Array, shape: tuple[int, ...], h: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws the top and the left of rectangles of these sides."""
+    """Draws the top and left positions of rectangles with these sides."""
     batch, height, width, _ = shape
     top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
     return top, jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
@@ -136,14 +135,14 @@ def colour_jitter(
 ) -> jax.Array:
     """Changes brightness, contrast, saturation and hue of each image, in this order.
 
-    torchvision draws the order.
+    torchvision uses a random order.
 
     Args:
       key: the key of the draws.
       x: float [B, H, W, C], pixels in [0, 1]; grey images have neither saturation nor hue.
-      brightness, contrast, saturation: half-widths of the uniform factors, each within 1 - value
-        and 1 + value.
-      hue: largest turn of the colour circle, a share of it, uniform within -hue and hue.
+      brightness, contrast, saturation: half-widths of the factors, each uniform in [1 - value, 1 +
+        value].
+      hue: largest rotation of the hue, as a share of the colour circle; uniform in [-hue, hue].
       probability: probability that an image is changed at all.
     """
     shape = (x.shape[0], 1, 1, 1)
@@ -161,28 +160,28 @@ def colour_jitter(
 
 
 def random_grayscale(key: jax.Array, x: jax.Array, probability: float = 0.2) -> jax.Array:
-    """Takes the colour out of an image with some probability; pixels in [0, 1]."""
+    """Converts each image to grey with some probability; pixels in [0, 1]."""
     return jnp.where(jax.random.bernoulli(key, probability, (x.shape[0], 1, 1, 1)), luminance(x), x)
 
 
 def luminance(x: jax.Array) -> jax.Array:
-    """Float [..., C] -> [..., 1], by the weights of ITU-R 601; grey images as they are."""
+    """Float [..., C] -> [..., 1], with the weights of ITU-R 601; grey images are unchanged."""
     return x @ jnp.array([[0.299], [0.587], [0.114]]) if x.shape[-1] == 3 else x
 
 
 def turn_hue(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles.
+    """Rotates the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles.
 
-    Value and HSV saturation stay.
+    Value and HSV saturation do not change.
     """
     r, g, b = x[..., 0], x[..., 1], x[..., 2]
     value = x.max(-1)
     chroma = value - x.min(-1)
-    safe = jnp.where(chroma > 0, chroma, 1)  # grey has no hue, and any serves
+    safe = jnp.where(chroma > 0, chroma, 1)  # grey has no hue, so that any value will do
     sixth = jnp.where(
         value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe)
     )
-    # A channel rises, holds, falls and rests along the circle, each a third behind the one before.
+    # Along the circle, a channel rises, holds, falls and rests, each a third after the one before.
     k = (jnp.array([5.0, 3.0, 1.0]) + (sixth + 6 * turn)[..., None]) % 6
     return value[..., None] - chroma[..., None] * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
 
@@ -198,11 +197,11 @@ AUGMENTATIONS: dict[str, Augment] = {
     "random_erasing": lambda key, x, black: random_erasing(key, x),
     "resized_crop": lambda key, x, black: resized_crop(key, x),
 }
-"""Those that a config may name: they take normalised pixels, and what black is among them."""
+"""Augmentations that a config may name: (key, normalised pixels, value of black) -> pixels."""
 
 
 def compose(names: tuple[str, ...]) -> Augment | None:
-    """The named augmentations in order, or None for none.
+    """Returns the composition of the named augmentations in order, or None without names.
 
     Raises:
       ValueError: a name is unknown.

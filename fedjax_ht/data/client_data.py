@@ -1,6 +1,6 @@
-"""Arranges a dataset and its partition for a simulation.
+"""Arranges a data set and its partition for a simulation.
 
-The inputs are there once, and for each bucket the padded indices of its clients.
+Inputs are stored once; each bucket has the padded indices of its clients.
 """
 
 import warnings
@@ -27,15 +27,15 @@ class FederationData(NamedTuple):
     Attributes:
       buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max],
         [n]); the inputs and labels are the same arrays in every bucket. Validation and test sets
-        are in a fixed mixed order, as models that normalise by batch see their batches: partitions
-        list them class by class.
+        are in a fixed shuffled order, because partitions list them class by class, and some models
+        normalise by batch.
       counts: numbers of samples, split name -> int64 [num_clients].
-      pooled: "train" and "test" -> every client's samples as one split, for a model that only the
+      pooled: "train" and "test" -> all clients' samples as one split, for a model that only the
         server holds.
-      public: the public samples as one split; None without.
-      public_set: number of public samples, and whether they have labels; None without.
-      most_scored: a number of samples that no test or validation set of a client exceeds; 0 where
-        it is that of this split.
+      public: the public samples as one split, or None.
+      public_set: number of public samples, and whether they have labels, or None.
+      most_scored: upper bound on the samples of a client's test or validation set; 0 if it is to be
+        computed from this split.
     """
 
     buckets: dict[str, Data]
@@ -57,18 +57,18 @@ def make_federation_data(
 ) -> FederationData:
     """Arranges the data of a split by bucket.
 
-    A UserWarning reports samples that several clients have, clients without training or test
-    samples, and clients whose test classes are not in their training samples.
+    A UserWarning reports samples of several clients, clients without training or test samples, and
+    clients whose test classes are not in their training samples.
 
     Args:
       dataset: the labelled set that the partition splits.
-      partition: one `ClientIndices` for each client, from `make_partition` or your own.
+      partition: one `ClientIndices` per client, from `make_partition` or your own.
       federation: the clients and their buckets.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation; an index of
-        the partition is no integer, is out of range or occurs twice in a client; or there are no
-        training or no test samples. One line.
+        the partition is not an integer, is out of range or occurs twice in a client; or there are
+        no training or no test samples. One line.
 
     Example:
       >>> dataset = fl.Dataset("mine", np.zeros((4, 2)), np.array([0, 1, 0, 1]), ("a", "b"))
@@ -84,7 +84,7 @@ def make_federation_data(
     _check_fit(dataset, partition, federation)
     check_split(dataset, partition)
     for note in split_notes(dataset, partition):
-        warnings.warn(note, stacklevel=3)  # behind the check of arguments
+        warnings.warn(note, stacklevel=3)  # the caller, outside the check of arguments
     return arranged(dataset, partition, federation)
 
 
@@ -94,10 +94,10 @@ def arranged(
     federation: Federation,
     beside: Sequence[Partition] = (),
 ) -> FederationData:
-    """Arranges a split as it is, such as one without test samples or one that was checked before.
-    It has the shapes of the splits `beside` it, so that one program serves all.
+    """Arranges a split without checking it, e.g. one without test samples or one already checked.
 
-    A set that is to be standardised is so by the training samples of this partition.
+    Its shapes also fit the splits `beside`, so that one program serves all of them. If the set is
+    to be standardised, this partition's training samples determine mean and deviation.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation.
@@ -117,7 +117,7 @@ def arranged(
         if name != "val":
             longest = max(sum(len(getattr(c, name)) for c in s) for s in (partition, *beside))
             together = stack([mixed(np.concatenate(splits[name]))], longest)
-            pooled[name] = take(together, 0)  # one client's row
+            pooled[name] = take(together, 0)  # remove the client axis
         if name != "train":
             splits[name] = list(map(mixed, splits[name]))
     buckets = {}
@@ -125,7 +125,7 @@ def arranged(
         members = federation.members(bucket)
         stacked = {}
         for name, indices in splits.items():
-            # One length for all, so that one program serves as many splits as it can.
+            # The same length for all, so that one program serves as many splits as possible.
             stacked[name] = stack([indices[i] for i in members], length)
         buckets[bucket.name] = Data(dataset.inputs, dataset.answers, dataset.preprocess, stacked)
     public = None
@@ -142,7 +142,7 @@ def arranged(
 
 
 def with_public(data: FederationData) -> FederationData:
-    """Returns the data with the public set, if there is one, among the splits of every bucket."""
+    """Returns the data with the public set, if any, as a split of every bucket."""
     if data.public is None:
         return data
     buckets = {}
@@ -154,7 +154,7 @@ def with_public(data: FederationData) -> FederationData:
 def pooled_of(
     data: FederationData, federation: Federation, clients: np.ndarray
 ) -> dict[str, Split]:
-    """Returns `FederationData.pooled` of some clients, int [n], in arrays of the same length."""
+    """Returns `FederationData.pooled` for some clients, int [n], in arrays of the same length."""
     pooled = {}
     for name, split in data.pooled.items():
         samples = []
@@ -198,13 +198,15 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
 
 
 def mixed(indices: np.ndarray) -> np.ndarray:
-    """Puts indices into a random order, the same for every call with as many of them."""
+    """Shuffles indices; the permutation only depends on their number."""
     return np.random.default_rng(0).permutation(indices)
 
 
 def stack(indices: list[np.ndarray], length: int = 0) -> Split:
-    """Pads index arrays to one length: indices int32 [n, max], count int32 [n]; max is the
-    `padded_length` of the longest, or of a larger `length`."""
+    """Pads index arrays to the same length: indices int32 [n, max], count int32 [n].
+
+    max is the `padded_length` of the longest one or of `length`, whichever is larger.
+    """
     counts = np.array(list(map(len, indices)), np.int32)
     padded = np.zeros((len(indices), padded_length(max(length, *counts, 0))), np.int32)
     for row, values in zip(padded, indices):
@@ -213,10 +215,10 @@ def stack(indices: list[np.ndarray], length: int = 0) -> Split:
 
 
 def padded_length(longest: int) -> int:
-    """Returns 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., the first that is long enough.
+    """Returns the first of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is at least `longest`.
 
-    Programs are compiled for a length. With few of them another split, or a few samples more, are
-    served by a program that is there; nothing is trained longer, since loops stop at the counts.
+    Programs are compiled for a length. With few lengths, an existing program often also serves
+    another split or a few more samples. Training takes no longer, since loops stop at the counts.
     """
     power = 1 << max(0, int(longest) - 1).bit_length()
     return power * 3 // 4 if power > 2 and longest <= power * 3 // 4 else power

@@ -1,8 +1,8 @@
-"""Turns users' arrays and groups into NumPy arrays that a device can hold.
+"""Converts users' arrays and groups to NumPy arrays that a device can hold.
 
-`Dataset` and every reader take the same: lists, arrays of other libraries, columns and frames of
-pandas and of Hugging Face are taken where their meaning is plain. What a device would change
-without a word, integers and floats beyond 32 bits, is refused.
+`Dataset` and all readers accept the same types: lists, arrays of other libraries, and columns and
+frames of pandas and Hugging Face, if their meaning is unambiguous. Integers and floats beyond 32
+bits, which a device would change silently, are rejected.
 """
 
 import math
@@ -17,20 +17,19 @@ from fedjax_ht.check.options import FLOAT
 from fedjax_ht.core.inputs import CHANNELS, looks_like_image
 
 _INT32 = np.iinfo(np.int32)
-_DARK = 32  # bytes up to here are of another scale than 0 to 255
+_DARK = 32  # images of bytes below this value have another scale than 0 to 255
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
-    """Returns an array-like as a NumPy array without a mask or a matrix's rules; an array itself,
-    not a copy.
+    """Returns an array-like as a plain NumPy array, neither masked nor a matrix, without a copy.
 
     Args:
       name: the name of the values, for the error.
       values: an array of NumPy, jax or PyTorch (on the CPU), a Series, DataFrame or other object
-        with `to_numpy`, or a list of numbers or of such arrays, all of one shape.
+        with `to_numpy`, or a list of numbers or of such arrays, all of the same shape.
 
     Raises:
-      ValueError: it is none of these, its parts have several shapes, or a value is masked.
+      ValueError: it is none of these, its parts have different shapes, or a value is masked.
     """
     array = _any_array(name, values)
     masked = np.count_nonzero(np.ma.getmask(array)) if array.dtype.names is None else 0
@@ -43,13 +42,13 @@ def as_array(name: str, values: Any) -> np.ndarray:
 
 
 def _any_array(name: str, values: Any) -> np.ndarray:
-    """An array-like as an array of NumPy, which may be masked, or a matrix."""
+    """Returns an array-like as a NumPy array, which may be masked or a matrix."""
     try:
         if isinstance(values, np.ndarray):
             return values
         if hasattr(values, "to_numpy"):
             return np.asanyarray(values.to_numpy())
-        if hasattr(values, "__array__") or hasattr(values, "__array_interface__"):  # Pillow's
+        if hasattr(values, "__array__") or hasattr(values, "__array_interface__"):  # for Pillow
             return np.asanyarray(values)
         if isinstance(values, Sequence) and not isinstance(values, str | bytes):
             rows = list(values)
@@ -69,12 +68,12 @@ def as_inputs(name: str, inputs: Any, count: int) -> Any:
 
     Args:
       name: the name of the set, for the error.
-      inputs: an array-like, see `as_array`, or a pytree of them. A list is a pytree where each
-        entry is an array of `count` samples, else a list of samples.
-      count: number of the samples, N.
+      inputs: an array-like, see `as_array`, or a pytree of them. A list is a pytree if each entry
+        is an array of `count` samples, else a list of samples.
+      count: number of samples, N.
 
     Raises:
-      ValueError: they are no numbers, not finite, or beyond 32 bits. One line.
+      ValueError: they are not numbers, not finite, or beyond 32 bits. One line.
     """
     if isinstance(inputs, Sequence) and not _is_pytree(inputs, count):
         leaves, tree = [inputs], jax.tree.structure(0)
@@ -101,10 +100,10 @@ def _is_pytree(inputs: Sequence, count: int) -> bool:
 
 
 def as_images(inputs: Any) -> Any:
-    """Returns images of bytes as such, uint8 [N, H, W, C]; anything else as it is.
+    """Returns images of bytes as uint8 [N, H, W, C], anything else unchanged.
 
-    Grey images [N, H, W], as MNIST's, get their axis of channels. Other integers of the form and
-    range of images, as lists of pixels become, are bytes; those of two axes are tokens.
+    Grey images [N, H, W], such as MNIST's, get a channel axis. Other integers with the shape and
+    range of images, e.g. from lists of pixels, become bytes; integers with two axes are tokens.
     """
     if not isinstance(inputs, np.ndarray) or inputs.dtype.kind not in "iu":
         return inputs
@@ -118,17 +117,17 @@ def as_images(inputs: Any) -> Any:
 
 
 def _may_be_bytes(x: np.ndarray) -> bool:
-    """Returns whether integers are bytes, or have their range."""
+    """Returns whether integers are bytes, or have the range of bytes."""
     if x.dtype == np.uint8:
         return True
     return bool(x.min(initial=0) >= 0 and _DARK <= x.max(initial=0) <= 255)
 
 
 def fits_device(name: str, x: np.ndarray) -> None:
-    """Refuses numbers that a device, which has 32 bits, would hold as others.
+    """Checks that numbers fit into a device's 32 bits.
 
     Raises:
-      ValueError: NaN, infinite or too large.
+      ValueError: a value is NaN, infinite or too large.
     """
     refuse_not_finite(name, x)
     if x.dtype.kind in "iu":
@@ -136,14 +135,14 @@ def fits_device(name: str, x: np.ndarray) -> None:
 
 
 def refuse_not_finite(name: str, x: np.ndarray) -> None:
-    """Refuses floats that no compiled function could hold as finite numbers.
+    """Checks that floats are finite in float32.
 
     Raises:
       ValueError: a value is NaN, infinite or beyond float32.
     """
     if x.dtype.kind != "f" or not x.size:
         return
-    # The extremes need no array of the size of x, and are NaN where any value is.
+    # Extremes need no temporary array of x's size, and are NaN if any value is.
     if -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
         return
     for sample, row in enumerate(x):
@@ -155,7 +154,7 @@ def refuse_not_finite(name: str, x: np.ndarray) -> None:
 
 
 def refuse_beyond_int32(name: str, x: np.ndarray) -> None:
-    """Refuses integers that would wrap on a device.
+    """Checks that integers do not overflow int32 on a device.
 
     Raises:
       ValueError: a value is beyond int32.
@@ -172,14 +171,14 @@ def as_groups(name: str, owners: Any) -> np.ndarray:
 
     Args:
       name: the name of the array, for the error.
-      owners: an array-like [N] of integers, or of text, which is numbered in sorted order.
+      owners: an array-like [N] of integers, or of strings, which are numbered in sorted order.
 
     Raises:
-      ValueError: of another type or shape, or beyond int32.
+      ValueError: they have another type or shape, or are beyond int32.
     """
     values = as_array(name, owners)
     if values.ndim == 1 and values.dtype.kind == "O" and all(type(x) is str for x in values):
-        values = values.astype(str)  # a column of pandas
+        values = values.astype(str)  # a pandas column
     if values.ndim == 1 and values.dtype.kind == "U":
         return np.unique(values, return_inverse=True)[1].astype(np.int32)
     if values.ndim != 1 or values.dtype.kind not in "iu":
@@ -191,7 +190,7 @@ def as_groups(name: str, owners: Any) -> np.ndarray:
 
 
 def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
-    """Returns a line for images of bytes that are nearly black, since they are not of 0 to 255."""
+    """Returns a warning for images of bytes that are nearly black, not scaled to 0 to 255."""
     highest = int(images.max(initial=0))
     if not 0 < highest < _DARK:
         return ()
@@ -201,7 +200,7 @@ def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
     )
 
 
-CLASSES = 100_000  # the most of a set; ImageNet-21k has 21,841
+CLASSES = 100_000  # maximum number of classes; ImageNet-21k has 21,841
 
 
 def as_labels(name: str, labels: Any) -> np.ndarray:
@@ -209,10 +208,10 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
 
     Args:
       name: the name of the set, for the error.
-      labels: an array-like, see `as_array`, [N] or [N, 1], of whole numbers from 0.
+      labels: an array-like, see `as_array`, [N] or [N, 1], of integers from 0.
 
     Raises:
-      ValueError: they are something else. One line.
+      ValueError: the labels are something else. One line.
     """
     values = as_array(f"{name}: labels", labels)
     if values.ndim == 2 and values.shape[1] == 1:
@@ -248,7 +247,7 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
 
 
 def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, ...]:
-    """Returns a line for classes that have no sample, or for one class that has all.
+    """Returns warnings for classes without samples, or if one class has all samples.
 
     Args:
       labels: the samples' classes, int [N], from 0.

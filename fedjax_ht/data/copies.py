@@ -1,5 +1,4 @@
-"""Finds samples that stand in two sets by their content, such as test samples that are training
-samples, too."""
+"""Finds samples that occur in two sets, by content, e.g. test samples among training samples."""
 
 import hashlib
 import itertools
@@ -11,33 +10,32 @@ import numpy as np
 from fedjax_ht.core.trees import PyTree
 
 TOLD = 0.001
-"""Share of a set's samples from which on copies are told: many sets have a few."""
-_FEW = 10  # test samples from which on their being copies is no toy
-_CHUNK = 1 << 14  # samples that are looked at together
+"""Share of copies in a set above which they are reported: many sets have a few."""
+_FEW = 10  # test sets with fewer samples are toys, which may be copies
+_CHUNK = 1 << 14  # samples per chunk
 
 
 def same_samples(
     known_inputs: PyTree, known: np.ndarray, inputs: PyTree, asked: np.ndarray
 ) -> np.ndarray:
-    """Returns which samples have the content of one of others, bool [len(asked)].
+    """Returns which samples have the content of a known sample, bool [len(asked)].
 
     Args:
-      known_inputs: the arrays of the others.
-      known: indices of the others.
+      known_inputs: the arrays of the known samples.
+      known: indices of the known samples.
       inputs: the arrays of the samples, of the same form.
       asked: indices of the samples.
     """
     known_keys, keys = _keys(known_inputs, known), _keys(inputs, asked)
     same = np.isin(keys, known_keys)
-    near = known[np.isin(known_keys, keys[same])]  # equal keys may be of different samples
+    near = known[np.isin(known_keys, keys[same])]  # different samples may have equal keys
     contents = {_content(known_inputs, i) for i in near.tolist()}
     same[same] = [_content(inputs, i) in contents for i in asked[same].tolist()]
     return same
 
 
 def _keys(inputs: PyTree, indices: np.ndarray) -> np.ndarray:
-    """Returns a number of each sample, uint64, by its middle row: the pages of a large file beyond
-    these are not read."""
+    """Returns a hash of each sample's middle row, uint64, without reading all of a large file."""
     keys, rng = np.zeros(len(indices), np.uint64), np.random.default_rng(0)
     for x in jax.tree.leaves(inputs):
         width = -(-x[:1, x.shape[1] // 2].nbytes // 8) if x.ndim > 2 else -(-x[:1].nbytes // 8)
@@ -62,18 +60,18 @@ def _content(inputs: PyTree, i: int) -> bytes:
 def copied(
     dataset: str, inputs: PyTree, sets: Mapping[str, np.ndarray], labels: np.ndarray | None = None
 ) -> tuple[str, ...]:
-    """Returns a line for each two of the sets train, val and test that share samples.
+    """Returns a warning for each two of the sets train, val and test that share samples.
 
     Args:
       dataset: name of the data set, for the error.
       inputs: its samples.
-      sets: the indices of each set. An index in two of them is a sample that is meant to be shared.
-      labels: its labels, for sets of a publisher or of an owner; None for a split by chance, of
-        which nothing is refused, nor told where samples repeat within the sets, as rows of a few
+      sets: the indices of each set. Samples whose index is in two sets are shared on purpose.
+      labels: its labels, for sets defined by the publisher or owner; None for random splits. These
+        never raise an error, nor warn if samples repeat within the sets, as rows with few distinct
         values do.
 
     Raises:
-      ValueError: all test samples are training samples, and chance has not made it so. One line.
+      ValueError: all test samples are training samples, but not by chance. One line.
     """
     present = [key for key in ("train", "val", "test") if len(sets.get(key, ()))]
     lines = []

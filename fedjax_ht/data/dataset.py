@@ -1,4 +1,4 @@
-"""The data of one federation before it is split: samples, labels and the rule of preprocessing."""
+"""The data of a federation before it is split: samples, labels and the preprocessing rule."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def _readers() -> Any:
-    """Returns the laboratory's readers of objects, loaded by the first `Dataset.from_*`."""
+    """Returns `fedjax_ht.lab`'s readers of objects, imported by the first `Dataset.from_*`."""
     return importlib.import_module("fedjax_ht.lab.readers.in_memory")
 
 
@@ -58,10 +58,10 @@ class Dataset:
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
         H, W, C] or grey [N, H, W], sensor windows float [N, T, channels], tokens int [N, length],
         rows of a table float [N, columns]. Lists, and arrays, columns and frames of other libraries
-        are accepted as well (`data.conversion.as_array`). For an array, this is a read-only view:
-        if you write to the array, the set changes.
-      labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1] and whole numbers
-        as floats are accepted.
+        are also accepted (`data.conversion.as_array`). For an array, this is a read-only view: if
+        you write to the array, the set changes.
+      labels: the samples' classes, int32 [N], values in [0, num_classes); [N, 1] and integers as
+        floats are accepted.
       class_names: names of the classes, in the order of the labels; () for their numbers.
       preprocess: the conversion of stored inputs to a model's, a pure function that is traced; see
         `core.inputs`. The default is `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, for images of
@@ -70,17 +70,18 @@ class Dataset:
       official: index arrays of the publisher's own sets ("train", "test", sometimes "val"); empty
         if there are none.
       clients: the split that came with the data (client folders), else None.
-      groups: the number of each sample's person, hospital or domain, int32 [N]; else None. Strings
+      groups: the index of each sample's person, hospital or domain, int32 [N]; else None. Strings
         are numbered in sorted order.
       vocabulary: number of token ids of a set of texts, all of which are in [0, vocabulary); else
         None.
       public: ascending indices of the public samples, which the server and all clients know and no
-        client owns; None for none. See `data.public`.
+        client owns, or None. See `data.public`.
       public_is_labelled: True if public samples have true labels; else no method reads them.
-      reading: the record of reading its files. A set of arrays in memory has none, and oddities in
-        it are logged once.
-      targets: the samples' targets [N, ...] of a task other than classification, whose labels are
-        then groups of like targets, for partitions; None in classification. See `data.targets`.
+      reading: the record of reading its files. For arrays in memory it is empty, and suspicious
+        contents are logged once.
+      targets: the samples' targets [N, ...] for a task other than classification; None for
+        classification. Labels are then groups of similar targets, for partitions, see
+        `data.targets`.
       task: the meaning of labels or targets.
     """
 
@@ -121,7 +122,7 @@ class Dataset:
             "class_names": tuple(self.class_names),
             "labels": labels.astype(np.int32),
             "preprocess": _preprocess_of(name, inputs, self.preprocess),
-            # views, since the arrays are the caller's, and these become read-only
+            # views, since these become read-only, and the arrays are the caller's
             "inputs": jax.tree.map(lambda x: x.view(), inputs),
         }
         fields |= self._checked_parts(labels)
@@ -147,7 +148,7 @@ class Dataset:
         return f"<Dataset {self.name}: {samples}; {outputs}>"
 
     def _checked_parts(self, labels: np.ndarray) -> dict[str, Any]:
-        """Returns groups, clients and official sets, checked; fields that may be absent."""
+        """Returns the checked fields that may be absent, such as groups and official sets."""
         parts: dict[str, Any] = {}
         if self.groups is not None:
             parts["groups"] = _checked_groups(self.name, self.groups, labels)
@@ -164,7 +165,7 @@ class Dataset:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Warnings on suspicious labels, images and sets, on which training is possible."""
+        """Warnings on suspicious labels, images and sets, which do not prevent training."""
         lines = self.copied
         if self.targets is None:  # else labels are groups for partitions
             lines = label_doubts(self.labels, self.class_names) + lines
@@ -175,7 +176,7 @@ class Dataset:
         return lines
 
     def _coding_doubts(self) -> list[str]:
-        """Warnings on groups, or clients, and on sets that may code their classes differently."""
+        """Warnings on groups, clients or sets that may code their classes differently."""
         lines: list[str] = []
         of_groups: Sequence[str] = self.reading.group_names if self.reading else ()
         if self.groups is not None:
@@ -195,10 +196,10 @@ class Dataset:
 
     @functools.cached_property
     def copied(self) -> tuple[str, ...]:
-        """Warnings on samples of its own sets, or of its clients', that stand in two of them.
+        """Warnings on samples in two of its official or its clients' sets.
 
         Raises:
-          ValueError: the test set is the training set. One line.
+          ValueError: all test samples are training samples. One line.
         """
         sets = self.official
         if not sets and self.clients is not None:
@@ -207,7 +208,7 @@ class Dataset:
 
     @property
     def public_set(self) -> PublicSet | None:
-        """The size of the public set; None for none."""
+        """The size of the public set; None without one."""
         if self.public is None:
             return None
         return PublicSet(len(self.public), self.public_is_labelled)
@@ -219,7 +220,7 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """The number of a model's outputs: classes, or targets of a sample."""
+        """The number of a model's outputs: classes, or targets per sample."""
         if self.targets is None:
             return self.num_classes
         return self.task.outputs or self.targets.shape[1]
@@ -251,11 +252,11 @@ class Dataset:
         task: str = "classification",
         name: str = "frame",
     ) -> "Dataset":
-        """Returns the set of a frame of pandas, Polars or any library that Arrow reads, with the
-        checks of tables in files.
+        """Makes a data set from a frame of pandas, Polars or any library that Arrow reads.
 
-        Rows of numbers are standardised by the training samples, and columns of text become tokens.
-        One column may have arrays of one shape. The index is not a column.
+        The checks of table files apply. Rows of numbers are standardised by the training samples,
+        and columns of text become tokens. One column may have arrays of the same shape. The index
+        is not a column.
 
         Args:
           frame: the frame.
@@ -268,7 +269,7 @@ class Dataset:
           tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt,
             which needs the package `tokenizers`; None for words of the training texts.
           task: the meaning of the labels: "classification"; "regression", numbers to predict; or
-            "multi-label", 0 and 1 for each label. `label` may then be several columns, "a,b".
+            "multi-label", 0 and 1 per label. `label` may then be several columns, "a,b".
           name: the set's name.
 
         Raises:
@@ -299,17 +300,18 @@ class Dataset:
         task: str = "classification",
         name: str | None = None,
     ) -> "Dataset":
-        """Returns the set of a `datasets.Dataset` of Hugging Face, of a dict of them by set, or of
-        a folder of `save_to_disk`; nothing is downloaded.
+        """Makes a data set from a Hugging Face `datasets.Dataset`; nothing is downloaded.
+
+        It may also be a dict of them by set, or a folder of `save_to_disk`.
 
         Args:
           dataset: the data set, a DatasetDict, or a path, which needs the package `datasets`.
           label: column of the labels; those of a ClassLabel have its names. This and the other
-            arguments are as of `from_pandas`.
+            arguments are as for `from_pandas`.
           image_size: height and width in pixels to resize images to.
 
         Raises:
-          ValueError, FileNotFoundError: as of `from_pandas`, or the folder does not exist. One
+          ValueError, FileNotFoundError: as for `from_pandas`, or the folder does not exist. One
             line.
           ImportError: a path is given, and `datasets` is not installed. One line.
         """
@@ -327,12 +329,11 @@ class Dataset:
         groups: Any = None,
         name: str = "torch",
     ) -> "Dataset":
-        """Returns the set of a map-style `torch.utils.data.Dataset`, whose items are pairs of a
-        sample and its label. It is read once, and kept as NumPy arrays.
+        """Makes a data set from a map-style `torch.utils.data.Dataset` of (sample, label) pairs.
 
-        Images, [C, H, W] or [H, W, C], are kept as bytes [H, W, C] if their values have the 256
-        steps of bytes. Others, such as those of torchvision's Normalize, are kept as floats
-        [H, W, C], and models see them as they are.
+        It is read once, and kept as NumPy arrays. Images, [C, H, W] or [H, W, C], are kept as bytes
+        [H, W, C] if their values are among the 256 levels of bytes. Others, such as those of
+        torchvision's Normalize, are kept as floats [H, W, C], and models see them unchanged.
 
         Args:
           dataset: an object with a length and items by index; or a dict of such by set ("train",
@@ -344,16 +345,16 @@ class Dataset:
 
         Raises:
           ValueError: an item is not such a pair, or differs when it is read again, or sets have
-            other classes. One line.
+            different classes. One line.
         """
         return _readers().from_torch(dataset, class_names, groups, name)
 
 
-# Checks of the fields, each in one line
+# Checks of the fields, with one-line errors
 
 
 def _check_kinds(dataset: Any) -> None:
-    """Refuses fields of another kind, each in one line."""
+    """Raises ValueError for fields of the wrong type."""
     check_value("name", dataset.name, str)
     name = dataset.name
     check_value(f"{name}: class_names", dataset.class_names, tuple[str, ...])
@@ -375,7 +376,7 @@ def _checked_targets(name: str, targets: Any, task: Task, count: int) -> np.ndar
 
 
 def _numbered(name: str, labels: np.ndarray) -> tuple[str, ...]:
-    """Returns the names "0", "1", ... of classes that have only numbers."""
+    """Returns the names "0", "1", ... for classes without names."""
     highest = int(labels.max(initial=0))
     if highest >= max(len(labels), 2):
         raise ValueError(
@@ -386,7 +387,7 @@ def _numbered(name: str, labels: np.ndarray) -> tuple[str, ...]:
 
 
 def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:
-    """Refuses inputs that have no sample for a label, or samples without a number."""
+    """Raises ValueError if samples and labels differ in number, or samples are empty."""
     for x in jax.tree.leaves(inputs):
         if labels.shape != x.shape[:1]:
             count = len(x) if x.ndim else "no axis of"
@@ -397,7 +398,7 @@ def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:
 
 
 def _checked_groups(name: str, groups: Any, labels: np.ndarray) -> np.ndarray:
-    """The groups as int32 [N]."""
+    """Returns the groups as int32 [N]."""
     numbers = as_groups(f"{name}: groups", groups)
     if numbers.shape != labels.shape:
         raise ValueError(f"{name}: groups are {numbers.dtype} {numbers.shape}, not integers [N]")
@@ -417,7 +418,7 @@ def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
 
 
 def _preprocess_of(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:
-    """A set's rule, as a pytree; None gives the one for such inputs."""
+    """Returns a set's preprocessing rule as a pytree; None for the usual rule of such inputs."""
     images = isinstance(inputs, np.ndarray) and inputs.ndim == 4
     if images and isinstance(preprocess, Pixels | None) and channels_first(inputs.shape):
         raise ValueError(
@@ -427,7 +428,7 @@ def _preprocess_of(name: str, inputs: Any, preprocess: Preprocess | Callable | N
     if preprocess is None:
         preprocess = _usual_rule(name, inputs, images)
     if not isinstance(preprocess, Pixels):
-        # a function is a leaf, and no pytree yet
+        # a function is a leaf, not yet a pytree
         is_function = jax.tree_util.all_leaves([preprocess])
         return jax.tree_util.Partial(preprocess) if is_function else preprocess
     if not images:
@@ -440,7 +441,7 @@ def _preprocess_of(name: str, inputs: Any, preprocess: Preprocess | Callable | N
 
 
 def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
-    """`Pixels` for images of bytes, `AsStored` for all types but bytes."""
+    """Returns `Pixels` for images of bytes, `AsStored` for all types but bytes."""
     for x in jax.tree.leaves(inputs):
         if x.dtype != np.uint8:
             continue
@@ -455,9 +456,9 @@ def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
 
 
 def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
-    """The mean or standard deviation of each channel, float32 [channels].
+    """Returns the mean or standard deviation per channel, float32 [channels].
 
-    One number serves all.
+    A single number applies to all channels.
     """
     values = np.ravel(np.asarray(value, np.float32))
     if len(values) not in (1, channels):

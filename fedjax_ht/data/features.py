@@ -1,4 +1,4 @@
-"""Features of a frozen extractor, computed once, on which small models then train."""
+"""Features of a frozen extractor, computed once, to train small models on."""
 
 import dataclasses
 from typing import Any
@@ -23,18 +23,18 @@ def extract_features(
     """Returns a data set with features, float32 [N, K], in place of its images.
 
     The extractor runs once over all images, in evaluation mode. Labels, official sets, clients,
-    groups and public samples stay. Models of vectors train on the result, such as `mlp` and the
-    group "mlp2".
+    groups and public samples do not change. Models for vectors train on the result, such as `mlp`
+    and the group "mlp2".
 
     Args:
-      dataset: the images. Their `preprocess` scales pixels, as the weights expect them. Grey images
-        have three equal channels where the weights take colours.
+      dataset: the images. Their `preprocess` must scale pixels as the weights expect. Grey images
+        get three equal channels if the weights expect colours.
       module: a `SplitModel` or another flax module that is a client's model.
       variables: its {"params": {"base"}, "stats": {"base"}}, such as `load_backbone` returns.
-      batch_size: number of images at a time.
+      batch_size: number of images per batch.
 
     Raises:
-      ValueError: the samples are no images, or the variables do not fit the module, or features are
+      ValueError: the samples are not images, the variables do not fit the module, or features are
         not finite. One line.
 
     Examples:
@@ -66,7 +66,7 @@ def extract_features(
 
     count, parts = len(dataset.labels), []
     for start in range(0, count, batch_size):
-        # the last batch is filled up, so that one program serves all
+        # the last batch is padded, so that one program serves all
         rows = np.minimum(np.arange(start, start + batch_size), count - 1)
         samples = jax.tree.map(lambda x: x[rows], dataset.inputs)  # noqa: B023, called at once
         part = run(dataset.preprocess, weights, samples)
@@ -78,10 +78,10 @@ def extract_features(
 
 
 def colour_shape(subject: str, shape: InputShape) -> tuple[int, int, int]:
-    """Returns (H, W, 3) of images.
+    """Returns (H, W, 3) for images.
 
     Raises:
-      ValueError: the shape is none of grey or colour images. `subject` begins the line.
+      ValueError: the shape is not that of grey or colour images. The message begins with `subject`.
     """
     if not is_image(shape):
         raise ValueError(
@@ -92,12 +92,12 @@ def colour_shape(subject: str, shape: InputShape) -> tuple[int, int, int]:
 
 
 def with_features(dataset: Dataset, features: np.ndarray) -> Dataset:
-    """Puts features [N, K] in the place of a data set's samples."""
+    """Replaces a data set's samples by features [N, K]."""
     return dataclasses.replace(dataset, inputs=features, preprocess=AsStored())
 
 
 def _fits(module: Any, variables: PyTree, shape: InputShape) -> bool:
-    """Returns whether variables have all of the extractor's for samples of a shape."""
+    """Returns whether variables fit the extractor for samples of a shape."""
     form = jax.eval_shape(lambda key: module.init(key, zeros(shape)), jax.random.key(0))
     expected = form["params"]["base"], form.get("batch_stats", {}).get("base", {})
     given = [variables.get(part, {}).get("base", {}) for part in ("params", "stats")]

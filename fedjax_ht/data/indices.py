@@ -1,4 +1,4 @@
-"""The samples that each client holds, by index, and checks of splits that are made by hand."""
+"""Sample indices of each client, and checks of user-defined splits."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class ClientIndices(NamedTuple):
     """The samples of a `Dataset` that one client holds.
 
     Attributes:
-      train, val, test: int64 arrays of indices, possibly empty. No index stands twice in a client.
+      train, val, test: int64 arrays of indices, possibly empty. No index occurs twice in a client.
     """
 
     train: np.ndarray
@@ -25,7 +25,7 @@ Partition = tuple[ClientIndices, ...]  # position i is the client with id i
 
 
 def all_of(partition: Partition) -> dict[str, np.ndarray]:
-    """Returns the samples of each set of all clients, ascending: "train", "val" and "test"."""
+    """Returns all clients' samples of each set, ascending: "train", "val" and "test"."""
     return {
         name: np.unique(np.concatenate([getattr(client, name) for client in partition]))
         for name in ClientIndices._fields
@@ -36,13 +36,13 @@ def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
     """Returns a split with its indices as int64 arrays.
 
     Args:
-      name: the name of the data set, which messages begin with.
-      partition: one `ClientIndices` a client, of arrays, or lists, of whole numbers.
-      num_samples: number of samples of the data set.
+      name: the name of the data set; messages begin with it.
+      partition: one `ClientIndices` per client, of arrays or lists of integers.
+      num_samples: number of samples in the data set.
 
     Raises:
-      ValueError: the split is not one `ClientIndices` a client, an index is no integer from 0 to
-        num_samples - 1, or stands twice in a client. One line.
+      ValueError: the split is not one `ClientIndices` per client, or an index is not an integer
+        from 0 to num_samples - 1, or occurs twice in a client. One line.
     """
     is_list = isinstance(partition, Sequence) and not isinstance(partition, str | ClientIndices)
     if not is_list or not len(partition):
@@ -63,15 +63,15 @@ def checked_partition(name: str, partition: Any, num_samples: int) -> Partition:
 
 
 def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[str, np.ndarray]:
-    """Returns sets of samples that share none, with their indices as int64 arrays.
+    """Returns disjoint sets of samples, with their indices as int64 arrays.
 
     Args:
-      place: the set or the client, which messages begin with.
+      place: the data set or client; messages begin with it.
       sets: name -> indices.
-      num_samples: number of samples of the data set.
+      num_samples: number of samples in the data set.
 
     Raises:
-      ValueError: an index is no integer from 0 to num_samples - 1, or stands twice. One line.
+      ValueError: an index is not an integer from 0 to num_samples - 1, or occurs twice. One line.
     """
     arrays = {}
     for name, indices in sets.items():
@@ -87,7 +87,7 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
     except ValueError:
         if np.ma.isMaskedArray(value):
             raise
-        indices = np.array(None)  # lists of several lengths in each other, or no array
+        indices = np.array(None)  # ragged nested lists, or not an array
     if indices.shape == (0,):  # an empty list is an array of floats
         return np.zeros(0, np.int64)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -105,7 +105,7 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
 
 
 def _refuse_repeated(place: str, sets: Mapping[str, np.ndarray]) -> None:
-    """Raises a ValueError where an index stands twice in a set or in two sets."""
+    """Raises ValueError if an index occurs twice in a set or in two sets."""
     together = np.concatenate([np.zeros(0, np.int64), *sets.values()])
     indices, counts = np.unique(together, return_counts=True)
     if len(indices) == len(together):

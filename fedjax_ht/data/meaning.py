@@ -1,7 +1,7 @@
-"""Meanings of the numbers of a set: names of classes and columns, texts of token ids.
+"""The meaning of a data set's numbers: names of classes and columns, texts of token ids.
 
-Sets are joined where these agree (`meaning_sums`). Names of classes that are probably one, or none,
-give a warning (`name_doubts`, `coding_doubts`).
+Sets can be joined if these agree (`meaning_sums`). Class names that probably mean the same class,
+or a missing label, give a warning (`name_doubts`, `coding_doubts`).
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.data.reading import Reading
 
 MEANING = ("classes", "columns", "tokens")
-"""The named parts of a set; two sides compare a checksum of the names of each."""
+"""The named parts of a set; two sides compare checksums of their names."""
 
 MISSING = {
     *("", "?", "-", "--", ".", "na", "n/a", "n.a.", "nan", "nat", "none", "null", "nil", "<na>"),
     *("#n/a", "#na", "<null>", "(null)", "<none>", "\\n", "missing", "unlabeled", "unlabelled"),
 }
-"""Cells, in small letters, that mark a missing value in the files of many programs."""
+"""Cells, in lower case, that mark a missing value in the files of many programs."""
 
-_UNSEEN = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f]")  # but no Cf
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\ufe00-\ufe0f]")  # invisible, not Cf
 _LOOKS = str.maketrans(
     "\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0425"
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455"
@@ -33,15 +33,17 @@ _LOOKS = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2014\u2212\u2018\u2019\u02bc",
     "ABEKMHOPCTXaeopcyxijsABEZHIKMNOPTYXo------'''",
 )
-"""Cyrillic and Greek letters, dashes and apostrophes, and the ASCII that looks like them."""
+"""Cyrillic and Greek letters, dashes and apostrophes -> ASCII lookalikes."""
 
-_CODES = {9, 99, 255, 999, 9999, 65535}  # numbers that do so, behind those of the classes
-_CODINGS = 3  # of more files or sets, each has some classes of its own by chance
+_CODES = {9, 99, 255, 999, 9999, 65535}  # mark missing labels if above the classes' numbers
+_CODINGS = 3  # with more files or sets, each has some classes of its own by chance
 
 
 def spelling(name: str) -> str:
-    """Returns a name as it is seen: accents composed, without signs that do not print and white
-    space at its ends, and whole numbers without zeros."""
+    """Returns a name as it looks: with composed accents, and without invisible characters.
+
+    White space is collapsed, and integers lose leading zeros and zero decimals.
+    """
     text = _UNSEEN.sub("", unicodedata.normalize("NFKC", name))
     seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
     plain = " ".join("".join(seen).split())
@@ -50,7 +52,7 @@ def spelling(name: str) -> str:
 
 
 def refuse_twice(name: str, class_names: Sequence[str]) -> None:
-    """Refuses classes of one name.
+    """Checks that class names are unique.
 
     Raises:
       ValueError: a name occurs twice. One line.
@@ -63,7 +65,7 @@ def refuse_twice(name: str, class_names: Sequence[str]) -> None:
 
 
 def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
-    """Returns a line for names that print alike, and for each that marks a missing label.
+    """Returns warnings for names that look alike, and for each that marks a missing label.
 
     Args:
       labels: the samples' classes, int [N].
@@ -73,7 +75,7 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
     for class_name in class_names:
         plain = spelling(class_name)
         for form in (plain, plain.translate(_LOOKS)):
-            # single letters are classes of their own, large and small
+            # single letters in upper and lower case are different classes
             alike[form.casefold() if len(form) > 1 else form][class_name] = None
     if same := {ascii(x): None for names in alike.values() if len(names) > 1 for x in names}:
         lines.append(
@@ -92,14 +94,14 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
 
 
 def _markers(names: Sequence[str]) -> list[str]:
-    """The names that mark a missing label; no signs where others, such as "!", are classes."""
+    """Returns names that mark a missing label, but no signs if others, such as "!", are classes."""
     missing = {name for name in names if spelling(name).translate(_LOOKS).lower() in MISSING}
     signs = {name for name in names if spelling(name) and not re.search(r"\w", name)}
     return [name for name in names if name in (missing - signs if signs - missing else missing)]
 
 
 def _outlier(names: Sequence[str]) -> list[str]:
-    """The class of a negative number, or 99 or so, beside others that count from 0 or 1."""
+    """Returns a class such as -1 or 99 if all other classes count from 0 or 1."""
     if len(names) < 3 or not all(re.fullmatch(r"-?[0-9]{1,9}", name) for name in names):
         return []
     ordered = sorted(names, key=int)
@@ -114,13 +116,13 @@ def _outlier(names: Sequence[str]) -> list[str]:
 def coding_doubts(
     owners: np.ndarray, labels: np.ndarray, class_names: Sequence[str], names: Sequence[str]
 ) -> list[str]:
-    """Returns a line where files or sets seem to number or name their classes differently.
+    """Returns a warning if files or sets seem to number or name their classes differently.
 
-    They do if some have numbers and others names, or if a few lists of classes, of which none
-    contains another, account for all of them; lists of names share none then.
+    They do if some have numbers and others names, or if there are only a few distinct lists of
+    classes, none of which contains another. Lists of names must then be disjoint.
 
     Args:
-      owners: number of the file or set of each sample, from 0.
+      owners: index of the file or set of each sample, from 0.
       labels: the samples' classes, int [N].
       class_names: names of all classes.
       names: names of the files or sets.
@@ -139,7 +141,7 @@ def coding_doubts(
         kinds.setdefault(kind, (owner, classes))
     if kinds.keys() == {frozenset([True]), frozenset([False])}:
         codings = list(kinds.values())
-    else:  # the lists that none contains
+    else:  # the lists that no other contains
         for classes in sorted(held, key=len, reverse=True):
             if not any(classes <= other for _, other in codings):
                 codings.append((held[classes], classes))
@@ -160,8 +162,10 @@ def coding_doubts(
 
 
 def meaning_sums(class_names: Sequence[str], reading: Reading | None) -> dict[str, str | None]:
-    """Returns a SHA-256 of the names of classes, of columns, and of token texts, in order; None
-    where columns or tokens have none."""
+    """Returns SHA-256 checksums of the names of classes and columns and of token texts, in order.
+
+    They are None for columns or tokens without names.
+    """
     record = reading or Reading()
     sums: dict[str, str | None] = {}
     for what, names in zip(MEANING, (class_names, record.features, record.token_texts)):

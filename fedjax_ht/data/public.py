@@ -1,8 +1,8 @@
 """Public sets: samples that the server and all clients have, and that no client owns.
 
-A public set is held out of a dataset before it is split (`held_out`), or another set put beside it
-(`beside`). In both cases its samples lie in the dataset's own arrays, and `Dataset.public` has
-their indices: no program holds a second copy.
+A public set is held out of a data set before it is split (`held_out`), or is another set appended
+to it (`beside`). In both cases its samples are in the data set's own arrays, and `Dataset.public`
+has their indices: no program holds a second copy.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ HOLD_OUT = "hold_out:"
 
 
 def hold_out_share(text: str) -> float | None:
-    """Returns the share of "hold_out:SHARE"; None for another text, the name of a data set.
+    """Returns the share of "hold_out:SHARE"; None for other strings, which name a data set.
 
     Raises:
-      ValueError: the share is no number between 0 and 1.
+      ValueError: the share is not a number between 0 and 1.
     """
     if not text.startswith(HOLD_OUT):
         return None
@@ -46,10 +46,11 @@ def hold_out_share(text: str) -> float | None:
 def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     """Makes a random share of a dataset its public set, the same for every split.
 
-    Of a set with an official training set it is a share of that one, else of all samples.
+    It is a share of the official training set if there is one, else of all samples.
 
     Raises:
-      ValueError: the data came split over clients, or the share is less than a sample.
+      ValueError: the data came split over clients, or the share is less than one sample or all
+        samples.
 
     Example:
       >>> dataset = fl.Dataset("mine", np.zeros((10, 2)), np.arange(10) % 2, ("a", "b"))
@@ -68,17 +69,17 @@ def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
             f"public is {HOLD_OUT}{share:g}, {count} of the {len(pool)} samples of {dataset.name}; "
             "it must leave a sample on each side"
         )
-    # The seed of the split draws from numpy's legacy generator: another one here, so that the two
-    # draws are independent.
+    # Splits draw from NumPy's legacy generator. A different generator makes this draw independent
+    # of them.
     public = np.sort(np.random.default_rng(seed).permutation(pool)[:count])
     return dataclasses.replace(dataset, public=public)
 
 
 def beside(dataset: Dataset, other: Dataset) -> Dataset:
-    """Puts another set beside a dataset as its public set.
+    """Appends another set to a dataset as its public set.
 
-    Its labels count if its classes have the same names, in any order; they are hidden as 0
-    otherwise. Columns of a table are found by their names.
+    Its labels are used if its classes have the same names, in any order; otherwise they are hidden
+    as 0. Columns of a table are matched by name.
 
     Raises:
       ValueError: its samples have another shape, dtype, vocabulary or other columns, or some of
@@ -99,7 +100,7 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         )
     groups = dataset.groups
     if groups is not None:
-        groups = np.pad(groups, (0, len(labels)))  # of no client, and never read
+        groups = np.pad(groups, (0, len(labels)))  # no client owns these; never read
     return dataclasses.replace(
         dataset,
         inputs=jax.tree.map(lambda x, y: np.concatenate([x, y]), dataset.inputs, other.inputs),
@@ -111,7 +112,7 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
 
 
 def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:
-    """The other set with the columns of a table, or the token ids, of the dataset.
+    """Returns the other set with its columns in the dataset's order.
 
     Raises:
       ValueError: it has other columns, or its ids stand for other tokens. One line.
@@ -135,7 +136,7 @@ def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:
 
 
 def _names(dataset: Dataset) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the columns of a table of numbers, and the texts of tokens; () without."""
+    """Returns the column names of a table of numbers, and the token texts; () if there are none."""
     reading, inputs = dataset.reading or Reading(), dataset.inputs
     is_table = isinstance(inputs, np.ndarray) and inputs.shape[1:] == (len(reading.features),)
     columns = reading.features if is_table and dataset.vocabulary is None else ()
@@ -164,19 +165,19 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
 
 
 def private_part(dataset: Dataset) -> tuple[Dataset, np.ndarray]:
-    """Returns the samples that clients may have, as a set, and the index of each in `dataset`."""
-    assert dataset.public is not None  # only a set with public samples has such a part
+    """Returns the samples that clients may own, as a set, and their indices in `dataset`."""
+    assert dataset.public is not None  # otherwise the whole set is private
     kept = np.setdiff1d(np.arange(len(dataset.labels)), dataset.public)
     return of_samples(dataclasses.replace(dataset, public=None), kept), kept
 
 
 def at_places(partition: Partition, kept: np.ndarray) -> Partition:
-    """Returns a split of a `private_part` as a split of the whole dataset."""
+    """Converts a split of a `private_part` to a split of the whole dataset."""
     return tuple(ClientIndices(*(kept[indices] for indices in client)) for client in partition)
 
 
 def check_apart(dataset: Dataset, partition: Partition) -> None:
-    """Refuses a split that gives a client a public sample.
+    """Checks that a split gives no client a public sample.
 
     Raises:
       ValueError: a client has a public sample. One line.

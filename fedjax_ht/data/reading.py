@@ -1,4 +1,4 @@
-"""Records of the readers' work on their files, which a `Dataset` carries beside the arrays."""
+"""Records of how readers read their files, which a `Dataset` carries along."""
 
 import dataclasses
 import json
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class LeftOut(NamedTuple):
-    """Files of a folder that are no samples of the set.
+    """Files of a folder that are not samples of the set.
 
     Attributes:
-      number: number of the files; 0 for an entry that is named itself.
+      number: number of files; 0 for a single named entry.
       what: the kind of one of them, such as "file .heic", or a folder.
-      why: the reason, "no kind of image that is read".
-      is_usual: True for what usually stands beside samples, which is no reason for a warning.
+      why: the reason, such as "no kind of image that is read".
+      is_usual: True for files that usually accompany samples, which need no warning.
     """
 
     number: int
@@ -33,16 +33,15 @@ class Reading:
     """A record of one reading.
 
     Attributes:
-      path: file or folder that was read; "" for arrays that came from memory.
-      label: name of the label's column; "" where the labels have no name.
-      features: names of the columns that are the samples, in order.
-      token_texts: the text of each token id, of a set of texts.
-      group_names: the name of each number in `Dataset.groups`; () where groups are numbers.
-      left_out: files that are no samples.
-      converted: changes on the way into the arrays, a phrase each, such as "3 images turned by
-        their EXIF orientation".
-      warnings: lines on choices that may have been meant otherwise; `load_dataset` logs them at
-        every call.
+      path: file or folder that was read; "" for arrays in memory.
+      label: name of the label column; "" if it has none.
+      features: names of the feature columns, in order.
+      token_texts: the text of each token id, for a set of texts.
+      group_names: the name of each number in `Dataset.groups`; () if groups are numbers.
+      left_out: files that are not samples.
+      converted: conversions of the contents, one phrase each, such as "3 images turned by their
+        EXIF orientation".
+      warnings: messages on choices that may be unintended; `load_dataset` logs them at every call.
     """
 
     path: str = ""
@@ -55,7 +54,7 @@ class Reading:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Returns the record as JSON, for a file beside the arrays."""
+        """Returns the record as JSON, for a file next to the arrays."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -63,7 +62,7 @@ class Reading:
         """Returns the record that `to_json` wrote.
 
         Raises:
-          ValueError, TypeError: the text is not what `to_json` writes.
+          ValueError, TypeError: the text was not written by `to_json`.
         """
         fields = json.loads(text)
         for name, value in fields.items():

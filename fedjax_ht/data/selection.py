@@ -1,4 +1,4 @@
-"""Datasets of some samples or some classes of another one."""
+"""Data sets with some samples or some classes of another one."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from fedjax_ht.data.dataset import Dataset
 
 
 def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """Draws `count` random samples of a dataset, in the order they had.
+    """Draws `count` random samples of a dataset, in their original order.
 
-    The publisher's sets shrink with it.
+    The official sets keep only these samples.
 
     Raises:
-      ValueError: there are not that many samples, or the data came split over clients already.
+      ValueError: there are fewer samples, or the data came split over clients.
     """
     if not 0 < count <= len(dataset.labels):
         raise ValueError(
@@ -33,11 +33,10 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
-    """Selects the samples of some classes, in the order they had; labels are positions in `names`.
+    """Selects the samples of some classes, in their original order; labels are indices in `names`.
 
     Raises:
-      ValueError: there is no such class, one is named twice, or the data came split over clients
-        already.
+      ValueError: there is no such class, one is named twice, or the data came split over clients.
     """
     _check_classes(dataset, names)
     if dataset.clients is not None:
@@ -70,7 +69,7 @@ def _check_classes(dataset: Dataset, names: Sequence[str]) -> None:
 def _selected(
     dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]
 ) -> Dataset:
-    """The samples at indices `kept`, ascending; the publisher's sets shrink with them."""
+    """Returns the set of the samples at indices `kept`, ascending, also in the official sets."""
     position = np.full(len(dataset.labels), -1)
     position[kept] = np.arange(len(kept))
     official = {}

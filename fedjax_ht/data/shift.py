@@ -1,8 +1,7 @@
-"""Feature shift: domains made of one set of images by changing their pixels on the device.
+"""Feature shift: makes domains from one set of images by changing pixels on the device.
 
-A sample is its image and the number of its domain; in domain 0 a model sees the image as it is.
-Whose a sample is (`Dataset.groups`) is its domain, so that partition "natural" makes clients of one
-domain each.
+A sample is an image and the index of its domain; in domain 0 a model sees the image unchanged. The
+domains are also `Dataset.groups`, so that partition "natural" makes clients with one domain each.
 """
 
 import dataclasses
@@ -23,9 +22,9 @@ from fedjax_ht.data.dataset import Dataset
 
 
 class Rotated(NamedTuple):
-    """Turns images, of (images, domain [N]), by the angle of their domain, then applies `rule`.
+    """Rotates the images of (images, domain [N]) by the angle of their domain, then applies `rule`.
 
-    Between pixels it is linear, and black outside of the image; quarter turns of squares are exact.
+    Interpolation is linear, and black outside the image; quarter turns of squares are exact.
 
     Attributes:
       rule: the rule that normalises the images.
@@ -46,10 +45,10 @@ class Rotated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """Corrupts images, of (images, domain [N]), by the kind of their domain, then applies `rule`.
+    """Corrupts the images of (images, domain [N]) by their domain, then applies `rule`.
 
-    Domain i has the i-th of `CORRUPTIONS`. Noise is drawn from what is in an image, and so is the
-    same whenever the image is seen.
+    Domain i has the i-th of `CORRUPTIONS`. The noise's seed is computed from an image's pixels, so
+    that it is always the same for an image.
     """
 
     rule: Pixels
@@ -69,7 +68,7 @@ class Corrupted(NamedTuple):
 
 
 def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turns an image [H, W, C] about its centre; `turn` is the cosine and sine."""
+    """Rotates an image [H, W, C] about its centre; `turn` is the cosine and sine."""
     height, width, _ = image.shape
     y, x = jnp.mgrid[:height, :width].astype(jnp.float32)
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
@@ -91,7 +90,7 @@ def _noise(image: jax.Array) -> jax.Array:
 
 
 def _blur(image: jax.Array) -> jax.Array:
-    """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
+    """Applies a binomial filter of five pixels per axis, about a Gaussian with sigma one pixel."""
     for axis in (0, 1):
         near = functools.partial(_shifted_pixels, image, axis)
         image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
@@ -99,7 +98,7 @@ def _blur(image: jax.Array) -> jax.Array:
 
 
 def _shifted_pixels(image: jax.Array, axis: int, steps: int) -> jax.Array:
-    """The pixels `steps` further along an axis; those at the border stand for those beyond it."""
+    """Returns the pixels `steps` further along an axis, with border pixels repeated."""
     n = image.shape[axis]
     return jnp.take(image, np.clip(np.arange(n) + steps, 0, n - 1), axis)
 
@@ -112,16 +111,16 @@ CORRUPTIONS = {
     "bright": lambda image: jnp.clip(image + 0.3, 0, 1),
     "four levels": lambda image: jnp.round(3 * image) / 3,
 }
-"""Name -> one image, float32 [H, W, C] in [0, 1], to the same; in the order of the domains."""
+"""Name -> function from and to an image, float32 [H, W, C] in [0, 1]; in the domains' order."""
 
 _MOST = {"rotate": 100, "corrupt": len(CORRUPTIONS)}
 
 
 def parse_shift(text: str) -> tuple[str, int]:
-    """("rotate" or "corrupt", domains) of "rotate/4".
+    """Returns ("rotate" or "corrupt", number of domains) of a string such as "rotate/4".
 
     Raises:
-      ValueError: it is neither, or of too few or too many domains.
+      ValueError: it is neither, or has too few or too many domains.
     """
     rule = (
         f"it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or corrupt/DOMAINS, of 2 to "
@@ -135,21 +134,23 @@ def parse_shift(text: str) -> tuple[str, int]:
 @checked
 @standard_numerics()
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
-    """Makes several domains of a set of images.
+    """Makes several domains from a set of images.
 
-    Each sample gets a random domain, so that all domains have equally many samples of a class.
+    Each sample gets a random domain, so that all domains have about equally many samples of a
+    class.
 
     Args:
       dataset: a set of images.
-      shift: "rotate/N": domain i is turned by 360 i / N degrees, counter-clockwise. "corrupt/N":
+      shift: "rotate/N": domain i is rotated by 360 i / N degrees, counter-clockwise. "corrupt/N":
         the first N of `CORRUPTIONS`.
-      seed: the seed of the draw of each sample's domain.
+      seed: the seed that draws each sample's domain.
 
     Returns:
-      The set with inputs (images, int8 [N] domain) and groups, the domains.
+      The set with inputs (images, int8 [N] domain) and the domains as groups.
 
     Raises:
-      ValueError: the shift is unknown, the samples are no images, or the set already has groups.
+      ValueError: the shift is unknown, the samples are not images, "rotate" would also have to
+        rotate masks, or the set already has groups.
     """
     kind, domains = parse_shift(shift)
     if not isinstance(dataset.preprocess, Pixels):
@@ -162,7 +163,7 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
             "would replace; leave it empty"
         )
     rng = np.random.default_rng(seed)
-    # class by class, mixed in each
+    # class by class, shuffled within each
     order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))
     domain = np.empty(len(order), np.int8)
     domain[order] = np.arange(len(order)) % domains

@@ -12,13 +12,14 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
 
 Standardise = Literal["auto", "on", "off"]
-"""auto: sets whose reader says so, which are tables (`csv:PATH`). on: any floats as stored. off:
-none.
+"""Which sets are standardised.
+
+auto: if the reader decides so, i.e. tables (`csv:PATH`). on: any floats as stored. off: none.
 """
 
-_LARGE = 30  # times what a model expects of a feature, spread or distance from 0
-_CONSTANT = 1e-6  # of the mean: a smaller deviation is float32's rounding
-_ROWS = 4096  # samples of which moments are summed at a time, since a set may be a map of a file
+_LARGE = 30  # root mean square of a feature above which it is reported; models expect about 1
+_CONSTANT = 1e-6  # times the mean: a smaller deviation is float32's rounding
+_ROWS = 4096  # samples per partial sum of moments, since a set may be a memory-mapped file
 
 
 def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
@@ -28,12 +29,12 @@ def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
     time. A column that is constant in training is only shifted.
 
     Args:
-      dataset: a set of one float array.
-      *partitions: one or more splits, whose training samples count together. Several trials with
+      dataset: a set with one float array.
+      *partitions: one or more splits, whose training samples are pooled. Several trials with
         different splits then see the same features.
 
     Raises:
-      ValueError: the samples are no floats, or images, or have a rule of their own.
+      ValueError: the samples are not floats, are images, or have their own preprocessing rule.
 
     Examples:
       >>> import fedjax_ht as fl
@@ -50,10 +51,10 @@ def standardised(dataset: Dataset, *partitions: Partition) -> Dataset:
 
 
 def refuse_unfit(dataset: Dataset) -> None:
-    """Refuses sets that cannot be standardised.
+    """Checks that a set can be standardised.
 
     Raises:
-      ValueError: the samples are no floats, or images, or have a rule of their own.
+      ValueError: the samples are not floats, are images, or have their own preprocessing rule.
     """
     x = dataset.inputs
     is_floats = isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim > 1
@@ -65,7 +66,7 @@ def refuse_unfit(dataset: Dataset) -> None:
 
 
 def with_scale(dataset: Dataset, kind: Standardise) -> Dataset:
-    """Returns the set with or without a rule that waits for its training samples.
+    """Returns the set with or without a `Standardised` rule that is still pending.
 
     Raises:
       ValueError: "on" for samples that cannot be standardised.
@@ -79,16 +80,15 @@ def with_scale(dataset: Dataset, kind: Standardise) -> Dataset:
 
 
 def is_pending(dataset: Dataset) -> bool:
-    """Returns whether a set is to be standardised as soon as its training samples are known."""
+    """Returns whether a set will be standardised once its training samples are known."""
     return isinstance(dataset.preprocess, Standardised) and dataset.preprocess.mean is None
 
 
 def scale_doubt(dataset: Dataset, partition: Partition) -> str:
-    """Returns a line on features that are far larger than what models learn from; "" without any.
+    """Returns a warning on features that are too large for models; "" if there are none.
 
     Args:
-      dataset: numbers that a model sees as they are stored, and that are no token ids; of any other
-        set there is nothing to say.
+      dataset: the data set; other sets than numbers as stored, except token ids, give "".
       partition: the split among clients.
     """
     x = dataset.inputs
@@ -98,7 +98,7 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
     train = np.concatenate([client.train for client in partition])
     if not len(train):
         return ""
-    # of some thousand samples, evenly: it is a matter of size, not of digits
+    # some thousand evenly spaced samples suffice for the order of magnitude
     mean, std = _moments(x, train[:: 1 + len(train) // _ROWS])
     mean, std = np.ravel(mean), np.ravel(std)
     sizes = np.hypot(mean, std)
@@ -115,7 +115,7 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
 
 
 def _moments(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of some samples over all axes that are no feature, float64."""
+    """Returns mean and standard deviation of some samples over all but feature axes, float64."""
     shape = x.shape[2:] if x.ndim > 2 else x.shape[1:]
     if not len(indices):
         return np.zeros(shape), np.ones(shape)
@@ -123,7 +123,7 @@ def _moments(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray
     values = len(indices) * (x.shape[1] if x.ndim > 2 else 1)
     parts = np.array_split(np.sort(indices), -(-len(indices) // _ROWS))
     mean = np.sum([x[part].sum(axes, np.float64) for part in parts], 0) / values
-    # a second pass: squares of large numbers would leave nothing of a small spread
+    # a second pass: with squares of large numbers, a small spread would be lost to rounding
     squares = np.sum([np.square(x[part] - mean).sum(axes) for part in parts], 0)
     std = np.sqrt(squares / values)
     return mean, np.where(std > _CONSTANT * np.abs(mean), std, 1.0)

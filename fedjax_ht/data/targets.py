@@ -1,8 +1,8 @@
-"""Data sets for tasks other than classification: numbers to predict, sets of labels, and masks.
+"""Data sets for tasks other than classification: regression, multi-label, and masks.
 
-Partitions deal with labels. The labels of such a set are groups of like targets, so that every
-partition works: Dirichlet shares of quantiles of a target, of a sample's rarest label, or of its
-rarest class.
+Partitions need labels. The labels of such a set are groups of similar targets, so that every
+partition works, e.g. with Dirichlet shares of quantiles of a target, or of the rarest label or
+class of a sample.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from fedjax_ht.data.indices import all_of
 def regression_dataset(
     name: str, inputs: Any, targets: Any, *, bins: Count = 10, **fields: Any
 ) -> Dataset:
-    """Makes a set of samples with numbers to predict.
+    """Makes a data set with numbers to predict.
 
-    Training is on targets in standard units, by the mean and the deviation of all targets of the
-    set, or of a split's training samples, see `standardised_targets`: two numbers for each column
-    that all clients know. Metrics are in the targets' own units.
+    Training uses targets in standard units. Mean and deviation come from all targets of the set, or
+    from a split's training samples, see `standardised_targets`. All clients know these two numbers
+    per column. Metrics are in the targets' own units.
 
     Args:
       name: the set's name.
-      inputs: the samples, as of `Dataset`.
+      inputs: the samples, as in `Dataset`.
       targets: float [N] or [N, D].
-      bins: groups of equal size by the first target, which partitions take for classes.
+      bins: number of equally large groups by the first target, which partitions use as classes.
       **fields: other fields of `Dataset`, such as `groups`.
 
     Raises:
@@ -67,16 +67,16 @@ def regression_dataset(
 
 
 def standardised_targets(dataset: Dataset, *partitions: Partition) -> Dataset:
-    """Returns the set with the mean and the deviation of its training samples' targets.
+    """Returns the set with the mean and deviation of its training samples' targets.
 
-    Make the federation with the task of this set. Experiments do so by themselves.
+    Make the federation with the task of this set. Experiments do so automatically.
 
     Args:
-      dataset: any set; one without numbers to predict is returned as it is.
-      *partitions: one or more splits, whose training samples count together.
+      dataset: any set; sets for other tasks than regression are returned unchanged.
+      *partitions: one or more splits, whose training samples are pooled.
 
     Raises:
-      ValueError: training samples' targets of a column are all equal. One line.
+      ValueError: all training targets of a column are equal. One line.
     """
     if dataset.task.name != "regression":
         return dataset
@@ -96,7 +96,7 @@ def _task_of(name: str, columns: np.ndarray) -> Task:
 
 
 def _quantiles(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the group of each value, of equal sizes but for ties, and the groups' names."""
+    """Returns each value's group, with equal sizes except for ties, and the groups' names."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
     groups, labels = np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)
     return labels, tuple(f"quantile {i + 1}" for i in range(len(groups)))
@@ -106,19 +106,20 @@ def _quantiles(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ..
 def multi_label_dataset(
     name: str, inputs: Any, targets: Any, label_names: Sequence[str] = (), **fields: Any
 ) -> Dataset:
-    """Makes a set of samples that have any number of labels each.
+    """Makes a data set whose samples have any number of labels.
 
-    Partitions take a sample's rarest label for its class, and "no label" for a sample without one.
+    Partitions use a sample's rarest label as its class, or "no label".
 
     Args:
       name: the set's name.
-      inputs: the samples, as of `Dataset`.
-      targets: [N, L] of 0 and 1, 1 where a sample has a label.
+      inputs: the samples, as in `Dataset`.
+      targets: [N, L] of 0 and 1, 1 if a sample has a label.
       label_names: names of the labels; () for their numbers.
       **fields: other fields of `Dataset`.
 
     Raises:
-      ValueError: targets are other numbers, or the names are not as many as labels. One line.
+      ValueError: targets have other values, no sample has a label, or the number of names is wrong.
+        One line.
 
     Example:
       >>> targets = np.array([[1, 0], [1, 1], [0, 0], [1, 0]])
@@ -165,19 +166,19 @@ def per_pixel_dataset(
 ) -> Dataset:
     """Makes a set of images with a class for each pixel.
 
-    Partitions take for an image's class the one among its pixels that is rarest in the set.
+    Partitions use the class among an image's pixels that is rarest in the set as its class.
 
     Args:
       name: the set's name.
-      inputs: images, as of `Dataset`.
-      masks: whole numbers [N, H, W], the class of each pixel.
+      inputs: images, as in `Dataset`.
+      masks: integers [N, H, W], the class of each pixel.
       class_names: names of the classes; () for their numbers.
-      ignored: the number of pixels that are not labelled; they are neither learned nor scored.
+      ignored: the value of unlabelled pixels; they are neither learned nor scored.
       **fields: other fields of `Dataset`, such as `groups`.
 
     Raises:
-      ValueError: masks are not of the images' size, have fewer than two classes or a number without
-        one, or an image has no labelled pixel. One line.
+      ValueError: masks and images differ in size, masks have fewer than two classes or values
+        without a class, or an image has no labelled pixel. One line.
 
     Example:
       >>> images = np.zeros((2, 4, 4, 3), np.uint8)
@@ -212,7 +213,7 @@ def per_pixel_dataset(
             f"{name}: {np.sum(~labelled)} images have no labelled pixel, first image "
             f"{np.argmin(labelled)}; leave them out"
         )
-    # class by class, since a one-hot array would take `most` times the masks' memory
+    # class by class: a one-hot array would take `most` times the memory of the masks
     counts = np.stack([np.sum((targets == i) & known, (1, 2)) for i in range(most)], 1)
     dataset = Dataset(
         name,

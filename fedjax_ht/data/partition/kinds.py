@@ -1,4 +1,4 @@
-"""The library's partitions: equal parts, label skew, and the split that the data has by itself."""
+"""The library's partitions: equal parts, label skew, and natural groups."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ from fedjax_ht.data.partition.splits import (
 
 
 def iid(labels: np.ndarray, num_clients: int, num_classes: int, rng: np.random.RandomState) -> Plan:
-    """A random permutation of all samples cut into parts whose sizes differ by at most one."""
+    """Cuts a random permutation of all samples into parts whose sizes differ by at most one."""
     return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
@@ -30,18 +30,18 @@ def few_shot(
     shots: Count = 5,
     test_shots: Count | None = None,
 ) -> Partition:
-    """Trains every client on `shots` random samples of every class.
+    """Trains every client on `shots` random samples of every class, and tests it on others.
 
-    It tests on others. The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's
-    classes and splits them 3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a
-    test set is 100 images, and a point one of them.
+    A client of FedKTL's Table 9 has 30, 12 or 3 images of each class of CIFAR-100 and splits them
+    3:1, i.e. shots 23, 9 or 2 with test_shots 7, 3 or 1. In the last case a test set has 100
+    images, so that one image is one percentage point.
 
     Args:
       dataset: the samples.
       num_clients: number of clients.
       rng: the stream of random numbers.
-      shots: number of training samples of every class at a client.
-      test_shots: number of test samples of every class at a client; None deals out all the rest.
+      shots: number of training samples per class and client.
+      test_shots: number of test samples per class and client; None distributes all the rest.
 
     Raises:
       ValueError: a class has fewer than (shots + test_shots) * num_clients samples.
@@ -69,9 +69,9 @@ def few_shot(
 
 
 def pfllib_least(num_samples: int, num_clients: int) -> int:
-    """The minimum of samples for a client in PFLlib.
+    """Returns PFLlib's minimum number of samples per client.
 
-    It is one test batch of 10 at a test share of a quarter, at most half an equal share.
+    It is one test batch of 10 at a test share of a quarter, but at most half an equal share.
     """
     return int(min(10 / (1 - 0.75), num_samples / num_clients / 2))
 
@@ -86,11 +86,11 @@ def practical(
     min_samples: Count | None = None,
     max_tries: Count = 100,
 ) -> Plan:
-    """Dirichlet shares with a gate, as in PFLlib.
+    """Cuts each class by Dirichlet shares with a gate, as in PFLlib.
 
-    A client that already holds an equal share of all samples takes no more classes. Reproduces
-    PFLlib's "dir" digit for digit from the same class sizes and seed. FedRAL and FedAPEN have
-    alpha=0.4 and min_samples=10.
+    A client that already holds an equal share of all samples gets no more classes. Reproduces
+    PFLlib's "dir" exactly for the same class sizes and seed. FedRAL and FedAPEN have alpha=0.4 and
+    min_samples=10.
 
     Args:
       labels: the samples' classes, int [N].
@@ -98,7 +98,7 @@ def practical(
       alpha: concentration; lower is more skewed.
       min_samples: fewest samples of a client; None is PFLlib's minimum, one test batch of 10, at
         most half an equal share.
-      max_tries: whole draws before giving up.
+      max_tries: complete draws before giving up.
 
     Raises:
       ValueError: no draw gave every client the minimum.
@@ -121,7 +121,7 @@ def dirichlet(
     min_samples: Count = 10,
     max_tries: Count = 100,
 ) -> Plan:
-    """Cuts each class by Dirichlet(alpha) shares of the clients, drawn for the class.
+    """Cuts each class by Dirichlet(alpha) shares of the clients, drawn for each class.
 
     Other arguments and errors as in `practical`.
 
@@ -143,11 +143,11 @@ def dfrd(
     max_tries: Count = 100,
     val_share: Rest = 0.0,
 ) -> Partition:
-    """DFRD's split: gated Dirichlet shares of the official training set, even ones of the test set.
+    """DFRD's split: gated Dirichlet shares of the official training set, equal shares for testing.
 
-    A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it
-    trains on; the remainder of a class is unused. The options are those of `practical`, where
-    `alpha` is the paper's omega, and `val_share`.
+    A client tests on floor(n_c / num_clients) random test samples of every class c, regardless of
+    its training classes; the remainder of a class is unused. The options are `val_share` and those
+    of `practical`, where `alpha` is the paper's omega.
 
     Args:
       dataset: the samples, with official sets.
@@ -155,7 +155,7 @@ def dfrd(
       rng: the stream of random numbers.
       min_samples: fewest samples of a client.
       val_share: share of a client's training samples that is held out at random to validate. The
-        paper has none. Which samples a client holds, and the test sets, do not depend on it.
+        paper has none. It affects neither a client's samples nor the test sets.
 
     Raises:
       ValueError: no official sets, or no draw gave every client the minimum.
@@ -169,14 +169,14 @@ def dfrd(
         for x in by_class(dataset.labels[test], dataset.num_classes)
     ]
     tests = test[np.concatenate(even, axis=1)]
-    if not val_share:  # the order of training samples is the one of the draw above
+    if not val_share:  # training samples keep the order of the draw above
         return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
     clients = split_clients(plan, dataset.labels, rng, 1 - val_share, val_share)
     return tuple(client._replace(test=test) for client, test in zip(clients, tests))
 
 
 def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
-    """Equal parts of the indices as rows; the remainder is left out."""
+    """Returns equal parts of the indices as rows, without the remainder."""
     width = len(indices) // num_rows
     return indices[: num_rows * width].reshape(num_rows, width)
 
@@ -192,7 +192,7 @@ def _draw(
     max_tries: int,
     capacity: float,
 ) -> Plan:
-    """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
+    """Draws until every client has the minimum; a client that holds `capacity` gets no more."""
     is_possible = num_clients * min_samples <= len(labels)
     for _ in range(max_tries if is_possible else 0):
         plan = _try(labels, num_clients, num_classes, rng=rng, alpha=alpha, capacity=capacity)
@@ -213,11 +213,11 @@ def _try(
     alpha: float,
     capacity: float,
 ) -> Plan | None:
-    """One draw, or None where the shares of a class underflow to nothing (a tiny alpha)."""
+    """Returns one draw, or None if the shares of a class underflow to zero (a tiny alpha)."""
     hands = [[] for _ in range(num_clients)]
     held = np.zeros(num_clients, int)
     for members in by_class(labels, num_classes):
-        # the draws come in PFLlib's order, also for a class without samples
+        # draws in PFLlib's order, even for a class without samples
         rng.shuffle(members)
         shares = rng.dirichlet(np.repeat(alpha, num_clients)) * (held < capacity)
         if not len(members):
@@ -242,12 +242,12 @@ def pathological(
 ) -> Plan:
     """PFLlib's "pat": fixed blocks of clients share the same few classes.
 
-    It cuts them from the same stream. Class after class goes, in the dataset's order, to the first
-    ceil(num_clients / num_classes * classes_per_client) clients that still want classes. All but
-    the last of them take a random amount between a tenth of an equal share and an equal share, or
-    an equal share if `balanced`; the last takes the rest. Where classes and clients do not come out
-    even, the last clients hold fewer classes, or the last classes stay unused (Flowers102 with 20
-    clients of 10).
+    It uses the same random stream. Each class goes, in the dataset's order, to the first
+    ceil(num_clients / num_classes * classes_per_client) clients that still need classes. All but
+    the last of them get a random amount between a tenth of an equal share and an equal share, or an
+    equal share if `balanced`; the last gets the rest. If classes and clients do not divide evenly,
+    the last clients hold fewer classes, or the last classes are unused (Flowers102 with 20 clients
+    of 10).
 
     Args:
       labels: int [N].
@@ -260,7 +260,7 @@ def pathological(
     Raises:
       ValueError: a class is too small for its clients.
     """
-    left = np.full(num_clients, classes_per_client)  # classes that a client still takes
+    left = np.full(num_clients, classes_per_client)  # classes that a client still needs
     hands = [[] for _ in range(num_clients)]
     block = int(np.ceil(num_clients / num_classes * classes_per_client))
     least = pfllib_least(len(labels), num_clients) / num_classes
@@ -299,21 +299,21 @@ def class_shares(
 ) -> Partition:
     """One plan of classes and shares (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
 
-    Every class has classes_per_client * num_clients / num_classes shares, in the ratio of draws
-    from U(0.4, 0.6). Client after client takes classes_per_client times the next share of a random
-    class among those with most shares left, so at times two of the same. Every sample is used.
+    Every class has classes_per_client * num_clients / num_classes shares, proportional to draws
+    from U(0.4, 0.6). Each client in turn takes classes_per_client times the next share of a random
+    class among those with the most shares left, so sometimes two of the same. Every sample is used.
 
     Args:
       dataset: the samples.
       num_clients: number of clients.
       rng: the stream of random numbers.
-      classes_per_client: number of shares of classes that a client holds.
+      classes_per_client: number of class shares that a client holds.
       val_size: size of the validation set that is taken from the official training set.
-      sets: sets that are dealt by the plan. "official", as released, deals the official training
-        set less `val_size` random samples, those, and the official test set; "merged", as the
-        papers say, all samples at once, and splits each client's at random.
-      train_share: share of a client's samples that train, of merged sets.
-      val_share: share of a client's samples that validate, of merged sets; the rest tests.
+      sets: sets that the plan distributes. "official", as in the released code: the official
+        training set without `val_size` random samples, these samples, and the official test set.
+        "merged", as in the papers: all samples at once, and each client's are split at random.
+      train_share: share of a client's samples that train, for merged sets.
+      val_share: share of a client's samples that validate, for merged sets; the rest tests.
 
     Raises:
       ValueError: no official sets, or val_size leaves no training set.
@@ -337,7 +337,7 @@ def class_shares(
 def _share_plan(
     num_clients: int, num_classes: int, classes_per_client: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """The share of each class that a client takes, float64 [num_clients, num_classes].
+    """Returns each client's share of each class, float64 [num_clients, num_classes].
 
     Each column sums to 1.
     """
@@ -366,21 +366,21 @@ def natural(
     val_share: Rest = 0.0,
     min_samples: Count = 1,
 ) -> Partition:
-    """Client after client holds the samples of one of `Dataset.groups`, ascending.
+    """Each client holds the samples of one of `Dataset.groups`, ascending.
 
-    Of fewer clients than groups, each has a group drawn at random. Of several times as many, each
-    group is dealt at random to as many clients, one after another.
+    With fewer clients than groups, each client has a random group. With a multiple of their number,
+    each group is split at random over that many consecutive clients.
 
     Args:
       tested: samples that test. "random": a random part of a client's own samples. "last": the
-        last part in stored order, which for recordings is time; of what comes before, the last
+        last part in stored order, which for recordings is time; of the part before, the last
         samples of each class validate.
-        "new_groups": clients train on all they have, and the samples of groups that no client has
-        test, dealt out at random, which measures how well models serve people they never met.
+        "new_groups": clients train on all their samples, and test on those of groups without a
+        client, distributed at random; this measures how well models serve new people.
       train_share: share of a client's samples that train; with tested="new_groups" all that do not
         validate.
       val_share: share of a client's samples that validate.
-      min_samples: fewest samples of a group that becomes a client; smaller ones are left out, and
+      min_samples: fewest samples of a group that becomes a client; smaller groups are skipped, but
         with "new_groups" still test.
 
     Raises:
@@ -413,7 +413,7 @@ def natural(
 def _owners(
     dataset: Dataset, groups: np.ndarray, num_clients: int, tested: Tested, min_samples: int
 ) -> np.ndarray:
-    """Returns the groups of at least `min_samples`, if so many clients can be made of them."""
+    """Returns the groups with at least `min_samples`; ValueError if `num_clients` does not fit."""
     known, sizes = np.unique(groups, return_counts=True)
     owners = known[sizes >= min_samples]
     if not len(owners):
@@ -438,12 +438,14 @@ def _owners(
 def _split_in_order(
     part: np.ndarray, labels: np.ndarray, train_share: float, val_share: float
 ) -> ClientIndices:
-    """Splits a client's samples in stored order: the last ones test, and before them the last ones
-    of each class validate."""
-    # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
+    """Splits a client's samples in stored order.
+
+    The last ones test; of the others, the last ones of each class validate.
+    """
+    # the margin is for rounding: 0.6 + 0.3 is just below 0.9, but 9 of 10 samples are intended
     before, test = np.split(part, [int((train_share + val_share) * len(part) + 1e-9)])
     is_val = np.zeros(len(before), bool)
-    # People do one thing after another: the end of all that comes before would hold few classes.
+    # Recordings have one activity after another: without classes, the end would have few of them.
     for label in np.unique(labels[before]):
         of_class = np.flatnonzero(labels[before] == label)
         kept = len(of_class) - round(len(of_class) * val_share / (train_share + val_share))
@@ -452,7 +454,7 @@ def _split_in_order(
 
 
 def _deal(indices: np.ndarray, clients: int, rng: np.random.RandomState) -> list[np.ndarray]:
-    """Deals indices out at random in parts of equal size, each in stored order."""
+    """Distributes indices at random into parts of equal size, each in stored order."""
     if len(indices) < clients:
         raise ValueError(
             f"a group has {len(indices)} samples for {clients} clients; take fewer clients"

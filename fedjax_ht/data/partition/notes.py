@@ -1,5 +1,4 @@
-"""Checks of a split before anything is compiled: faults that no run can use, and notes that a
-reader of its results must know."""
+"""Checks of a split before anything is compiled: errors, and warnings that affect its results."""
 
 import numpy as np
 
@@ -10,12 +9,15 @@ from fedjax_ht.data.indices import all_of
 from fedjax_ht.data.partition.splits import class_counts
 
 FOREIGN, ALONE = 0.02, 0.1
-"""Shares of the mean accuracy, of test samples of classes that their client never trains on and of
-clients with one class alone, from which on a line is written: every skewed split has a few."""
+"""Shares above which warnings are given, since every skewed split has a few such cases.
+
+FOREIGN is the share of the mean accuracy that depends on test samples of classes that their client
+never trains on. ALONE is the share of clients with a single class.
+"""
 
 
 def check_split(dataset: Dataset, partition: Partition) -> None:
-    """Refuses splits that no method can be compared on.
+    """Rejects splits on which methods cannot be compared.
 
     Raises:
       ValueError: no client has a training sample, none has a test sample, or all training samples
@@ -43,14 +45,13 @@ def check_split(dataset: Dataset, partition: Partition) -> None:
 
 
 def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
-    """Returns lines on a split that runs, but by which accuracies may mean something else than a
-    reader takes them for; none of most splits."""
+    """Returns warnings on a valid split whose accuracies may be misread; most splits have none."""
     train = class_counts(dataset.labels, partition, "train", dataset.num_classes)
     test = class_counts(dataset.labels, partition, "test", dataset.num_classes)
     return [
         *_shared_notes(partition),
         *_group_notes(dataset, partition),
-        # where the data set has not told of copies of its own
+        # unless the data set has already warned of its own copies
         *(() if dataset.copied else copied(dataset.name, dataset.inputs, all_of(partition))),
         *_idle_notes(train, test),
         *(_class_notes(train, test) if dataset.targets is None else ()),
@@ -58,7 +59,7 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def _shared_notes(partition: Partition) -> list[str]:
-    """Returns lines on samples of several clients."""
+    """Returns warnings on samples of several clients."""
     train = np.concatenate([client.train for client in partition])
     held_out = np.concatenate([x for client in partition for x in (client.val, client.test)])
     notes = []
@@ -82,7 +83,7 @@ def _shared_notes(partition: Partition) -> list[str]:
 
 
 def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
-    """Returns a line on groups, such as persons, of which no client has a sample."""
+    """Returns a warning on groups, such as persons, without a sample in any client."""
     if dataset.groups is None:
         return []
     held = np.concatenate(list(all_of(partition).values()))
@@ -94,7 +95,7 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
-    """Returns lines on clients without training or test samples."""
+    """Returns warnings on clients without training or test samples."""
     notes = []
     untrained, untested = np.flatnonzero(train.sum(1) == 0), np.flatnonzero(test.sum(1) == 0)
     if len(untrained):
@@ -111,7 +112,7 @@ def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
 
 
 def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
-    """Returns lines on the classes that clients train and test on."""
+    """Returns warnings on the classes that clients train and test on."""
     notes = []
     has_both = (train.sum(1) > 0) & (test.sum(1) > 0)
     foreign = np.where(train == 0, test, 0).sum(1) * has_both

@@ -1,4 +1,4 @@
-"""The partitions by the names that configs use, and the checks that need no data."""
+"""The partitions by name, as used in configs, and checks that need no data."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
     """The split that came with the data.
 
     Raises:
-      ValueError: there is none, or it is for another number of clients.
+      ValueError: there is none, or it has another number of clients.
     """
     if dataset.clients is None:
         raise ValueError(
@@ -61,24 +61,23 @@ SPLITS: dict[str, Callable[..., Partition]] = {
 }
 
 LIBRARY = frozenset([*PLANS, *SPLITS])
-"""Names of the library's own partitions."""
+"""Names of the library's partitions."""
 
 PARTITIONS: MappingProxyType[str, Callable[..., Partition]] = MappingProxyType(SPLITS)
-"""Name -> function of the partitions in `SPLITS`, those that `register_partition` added
-included."""
+"""Name -> function of the partitions in `SPLITS`, including those of `register_partition`."""
 
 
 def register_partition(name: str, function: Callable[..., Partition]) -> None:
-    """Registers a partition of your own under a name, which configs and `make_partition` take.
+    """Registers a user-defined partition under a name that configs and `make_partition` accept.
 
     Args:
       name: the name, of letters, digits and underscores.
       function: the function (dataset, num_clients, rng, *, options) -> a tuple with one
-        `ClientIndices` per client; `rng` is a numpy.random.RandomState of the partition's seed.
+        `ClientIndices` per client; `rng` is a numpy.random.RandomState with the partition's seed.
 
     Raises:
-      ValueError: the name is the library's, or another function is registered under it, or
-        `function` is no such function. One line. A cell or a config file may be run again.
+      ValueError: the name is the library's, another function is registered under it, or `function`
+        has another signature. One line. A cell or a config file may be run again.
 
     Example:
       >>> import numpy as np
@@ -120,11 +119,11 @@ def make_partition(
         `split_plan`.
 
     Returns:
-      One ClientIndices per client; no sample of the dataset occurs twice, and no public one does.
+      One ClientIndices per client; no sample occurs twice, and public samples do not occur.
 
     Raises:
-      ValueError: a bad setting (`check_partition`), data that does not fit it, a client without
-        training samples, or no client with test samples.
+      ValueError: a setting is invalid (`check_partition`) or does not fit the data, a client has no
+        training samples, or no client has test samples.
 
     Examples:
       >>> from fedjax_ht.lab.readers import load_dataset
@@ -167,7 +166,7 @@ def make_partition(
 
 
 def partition_options(kind: str) -> dict[str, inspect.Parameter]:
-    """The options that `make_partition` takes for this kind, with their defaults and types.
+    """Returns the options that `make_partition` accepts for a kind, with defaults and types.
 
     Raises:
       ValueError: there is no such kind.
@@ -181,11 +180,10 @@ def partition_options(kind: str) -> dict[str, inspect.Parameter]:
 
 
 def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
-    """Checks settings before any data is read; `num_classes` None leaves out checks that depend on
-    it.
+    """Checks settings before any data is read; `num_classes` None skips checks that depend on it.
 
     Raises:
-      ValueError: unknown kind or option, or a value outside its range.
+      ValueError: the kind or an option is unknown, or a value is out of range.
     """
     known = partition_options(kind)
     check_value("num_clients", num_clients, Count)
@@ -230,7 +228,7 @@ def _check_shares(sets: str, train_share: float | None, val_share: float) -> Non
 
 
 def _options(function: Callable) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters."""
+    """Returns the keyword-only parameters."""
     return {
         p.name: p
         for p in inspect.signature(function).parameters.values()

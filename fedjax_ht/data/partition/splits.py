@@ -1,4 +1,4 @@
-"""Steps that partitions share: indices by class, dealing by weight, train, val and test sets."""
+"""Common steps of partitions: indices by class, weighted distribution, train, val and test sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -14,7 +14,7 @@ Plan = list[np.ndarray]
 
 
 def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    """Per class, the ascending int64 positions of its samples."""
+    """Returns the ascending int64 indices of each class's samples."""
     return [np.flatnonzero(labels == c) for c in range(num_classes)]
 
 
@@ -28,7 +28,7 @@ def class_counts(
       labels: classes of all samples of the dataset, int [N].
       partition: a split of the dataset.
       set: the set whose samples count, "train", "val" or "test".
-      num_classes: number of classes; None takes the largest label for the last class.
+      num_classes: number of classes; None for the largest label plus one.
     """
     if num_classes is None:
         num_classes = int(labels.max()) + 1
@@ -40,7 +40,7 @@ def _counts(labels: np.ndarray, plan: Plan, num_classes: int) -> np.ndarray:
 
 
 def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The publisher's training and test indices.
+    """Returns the publisher's training and test indices.
 
     Raises:
       ValueError: the dataset has no such sets.
@@ -60,16 +60,16 @@ def deal_classes(
     """Shuffles each class and cuts it among the clients in proportion to their weights.
 
     Args:
-      indices: int64 [M], the samples to deal, each once.
+      indices: int64 [M], the samples to distribute, each once.
       labels: int [N], of the whole dataset.
-      weights: the clients' shares by class, [num_clients, num_classes], at least 0. A client of
-        weight 0 gets nothing of a class, and a class without any weight stays unused.
+      weights: the clients' shares by class, [num_clients, num_classes], at least 0. A client with
+        weight 0 gets nothing of a class; a class whose weights are all 0 is unused.
     """
     hands = [[] for _ in weights]
     for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):
         cumulative = np.cumsum(weight)
         shuffled = indices[rng.permutation(members)]
-        # a ratio that ends at exactly 1, so that rounding leaves nothing to the last client
+        # the ratio ends at exactly 1, so that rounding loses no sample
         if cumulative[-1] > 0:
             edges = np.floor(cumulative / cumulative[-1] * len(shuffled)).astype(int)
             for hand, share in zip(hands, np.split(shuffled, edges[:-1])):
@@ -86,13 +86,13 @@ def split_clients(
     *,
     stratified: bool = False,
 ) -> Partition:
-    """Splits each client's samples at random into train, validation and test (the rest), client
-    after client from one stream.
+    """Splits each client's samples at random into train, validation and test (the rest).
 
-    Every sample is used once. One permutation of the samples, of which the first go to test, the
-    next to train and the last to validation, sizes rounded down in favour of test: without
-    validation this is scikit-learn's `train_test_split(train_size=train_share)` on the same stream.
-    `stratified` does so class by class, with the nearest integers for sizes.
+    Clients are split in order, from one stream; every sample is used once. The first samples of a
+    permutation go to test, the next to train and the last to validation. Sizes are rounded down in
+    favour of test. Without validation this is scikit-learn's
+    `train_test_split(train_size=train_share)` on the same stream. `stratified` splits class by
+    class, with sizes rounded to the nearest integer.
     """
     test, train, val = range(3)
     clients = []
@@ -105,7 +105,7 @@ def split_clients(
         for group in np.unique(groups):
             members = np.flatnonzero(groups == group)
             n = len(members)
-            # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
+            # the margin is for rounding: 0.6 + 0.3 is just below 0.9, but 9 of 10 are intended
             n_train = int(rounded(train_share * n + 1e-9))
             n_fit = int(rounded((train_share + val_share) * n + 1e-9))
             part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
@@ -124,16 +124,16 @@ def split_plan(
     val_share: Rest = 0.0,
     stratified: bool = False,
 ) -> Partition:
-    """Plans the clients' samples, then splits those of client after client from the same stream.
+    """Plans the clients' samples, then splits each client's from the same stream.
 
     Args:
-      plan_of: (labels, num_clients, num_classes, rng) -> Plan of positions in `labels`.
+      plan_of: (labels, num_clients, num_classes, rng) -> Plan of indices in `labels`.
       sets: sets that are planned. "merged" plans and splits all samples of the dataset; "official"
-        plans the publisher's training set, and deals each class of its test set in proportion to
-        what the clients were planned of that class.
-      train_share: share of a client's planned samples that train, of merged sets; None is 0.75. Of
-        official sets all train that do not validate.
-      val_share: share of a client's planned samples that validate; the rest of merged sets tests.
+        plans the publisher's training set, and distributes each class of its test set in proportion
+        to the clients' planned samples of that class.
+      train_share: share of a client's planned samples that train, for merged sets; None is 0.75.
+        For official sets, all that do not validate train.
+      val_share: share of a client's planned samples that validate; for merged sets the rest tests.
       stratified: the same shares in every class of a client.
 
     Raises:
