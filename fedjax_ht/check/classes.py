@@ -1,5 +1,4 @@
-"""Kinds of objects that functions take, by their annotations: the values that are of a kind, and
-the words for them."""
+"""Kinds of objects that annotations name: which values belong to them, and how to describe them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,15 +20,17 @@ MADE = {
     "Simulation": SIMULATION,
     "SimulationState": "a state of simulation.init() or fl.run",
 }
-"""Classes that users give to functions, and where their instances come from."""
+"""Class names of users' arguments -> where to get an instance."""
 
 FOREIGN = ("flax", "optax")
-"""Packages whose objects are checked where they are used, with messages of their own."""
+"""Packages whose objects are checked where they are used, with specific messages."""
 
 
 def is_kind(annotation: Any) -> bool:
-    """Returns whether an annotation is a class whose instances alone will do: a dataclass or a
-    NamedTuple, but for those of `FOREIGN` packages."""
+    """Returns whether values must be instances of the annotation.
+
+    These are dataclasses and NamedTuples, except those of `FOREIGN` packages.
+    """
     if not isinstance(annotation, type):
         return False
     is_built = dataclasses.is_dataclass(annotation) or is_named_tuple(annotation)
@@ -42,9 +43,9 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_of_kind(annotation: Any, value: Any) -> bool | None:
-    """Returns whether a value is of the kind that an annotation names; None where it names none.
+    """Returns whether a value is of the kind that an annotation names; None if it names none.
 
-    Arrays may be lists that become some.
+    Lists are accepted as arrays.
     """
     if is_kind(annotation) or _is_path(annotation):
         return isinstance(value, annotation)
@@ -58,7 +59,7 @@ def is_of_kind(annotation: Any, value: Any) -> bool | None:
 
 
 def kind_text(annotation: Any) -> str | None:
-    """Describes the kind that an annotation names, as "a function"; None where it names none."""
+    """Describes the kind that an annotation names, e.g. "a function"; None if it names none."""
     name = getattr(annotation, "__name__", "")
     if name in MADE:
         return MADE[name]
@@ -73,10 +74,10 @@ def kind_text(annotation: Any) -> str | None:
 
 
 def _is_of(annotation: Any, kind: Any) -> bool:
-    """Returns whether an annotation is a generic kind, with arguments or without."""
+    """Returns whether an annotation is a generic kind, with or without arguments."""
     return kind in (annotation, get_origin(annotation))
 
 
 def _is_path(annotation: Any) -> bool:
-    """Returns whether an annotation is a class of paths."""
+    """Returns whether an annotation is a path class."""
     return isinstance(annotation, type) and hasattr(annotation, "__fspath__")

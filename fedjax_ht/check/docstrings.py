@@ -1,10 +1,10 @@
-"""Reads what options mean from where they are documented: entries of Args and Attributes.
+"""Reads the meaning of options from docstrings: the entries of Args and Attributes.
 
     @documented_by(partial_training)
     def heterofl(training, weighting="uniform"): ...
 
 A function that passes options on names the function or class that documents them, so that each
-meaning is written once.
+option is documented once.
 """
 
 import functools
@@ -20,10 +20,11 @@ ENTRY = re.compile(r"  (\*{0,2}\w+(?:, \w+)*): (.*)")
 
 
 def documented_by(*sources: Any) -> Callable[[F], F]:
-    """Makes a decorator that notes where options of a function are documented.
+    """Makes a decorator that records where a function's options are documented.
 
     Args:
-      *sources: functions and classes with an entry for each option that the function lacks one for.
+      *sources: functions and classes with entries for the options that the function does not
+        document itself.
     """
 
     def decorate(function: F) -> F:
@@ -35,12 +36,12 @@ def documented_by(*sources: Any) -> Callable[[F], F]:
 
 
 def meanings(documented: Any) -> dict[str, str]:
-    """Returns the entries of Args or Attributes in a docstring, each on one line, by name.
+    """Returns the entries of Args or Attributes in a docstring by name, each on one line.
 
     Args:
-      documented: a function, a class, or a `functools.partial` of one. Entries of its sources
-        (`documented_by`, and the function that it wraps) are among those returned; an entry of
-        its own comes before them.
+      documented: a function, a class, or a `functools.partial` of one. The result includes entries
+        of its sources (`documented_by`, and the function that it wraps); its own entries have
+        precedence.
     """
     if isinstance(documented, functools.partial):
         return meanings(documented.func)
@@ -59,7 +60,7 @@ def first_paragraph(docstring: str | None) -> str:
 
 
 def _entries(docstring: str) -> dict[str, str]:
-    """Returns the entries of a docstring without indentation, as `inspect.getdoc` returns it."""
+    """Returns the entries of an unindented docstring, as returned by `inspect.getdoc`."""
     lines: dict[str, list[str]] = {}
     names: list[str] = []
     in_section = False
@@ -70,7 +71,7 @@ def _entries(docstring: str) -> dict[str, str]:
         elif in_section and entry:
             names = entry[1].split(", ")
             lines |= {name: [entry[2]] for name in names}
-        else:  # an entry goes on; before the first one there are no names
+        else:  # continues an entry; before the first one, names are empty
             for name in names:
                 lines[name].append(line)
     return {name: " ".join(" ".join(text).split()) for name, text in lines.items()}

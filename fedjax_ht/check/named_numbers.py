@@ -1,5 +1,7 @@
-"""Texts of a name and its numbers, "step/100/0.1": the form in which a config names what is made by
-a function of numbers. docs/running.md lists its fields."""
+"""Strings of a name and numbers, such as "step/100/0.1".
+
+Configs use them for objects made by functions of numbers; docs/running.md lists these fields.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,8 +14,8 @@ class Spec(NamedTuple):
     """A name and its numbers.
 
     Attributes:
-      name: the name; "" of a text that is a number alone, "1e9".
-      numbers: the numbers, an int where it is written as one.
+      name: the name; "" for a number alone, such as "1e9".
+      numbers: the numbers; integers are int, others float.
     """
 
     name: str
@@ -21,17 +23,17 @@ class Spec(NamedTuple):
 
 
 class AsTuples(NamedTuple):
-    """Marks a field whose entries are names and their numbers, as tuples or as texts."""
+    """Marks a field whose entries are names with numbers, as tuples or strings."""
 
 
 Specs = Annotated[tuple[Any, ...], AsTuples()]
 
 
 def parse_spec(text: str) -> Spec:
-    """Reads "NAME/NUMBER/NUMBER", "NAME" or "NUMBER".
+    """Parses "NAME/NUMBER/NUMBER", "NAME" or "NUMBER".
 
     Raises:
-      ValueError: it is empty, or a part behind the first is no number.
+      ValueError: the string is empty, or a part after the first is not a number.
 
     Example:
       >>> from fedjax_ht.check.named_numbers import parse_spec
@@ -50,16 +52,16 @@ def parse_spec(text: str) -> Spec:
 
 
 def read_spec(field: str, text: str, forms: Mapping[str, tuple[Any, ...]], rule: str) -> Spec:
-    """Reads a text of one of some forms.
+    """Parses a string that must have one of several forms.
 
     Args:
       field: name of the field, for messages.
-      text: the text.
+      text: the string.
       forms: name -> annotations of its numbers; "" for a number alone.
-      rule: the forms in words, for the message: "it must be ...".
+      rule: description of the forms, for the message: "it must be ...".
 
     Raises:
-      ValueError: the text has none of the forms. One line.
+      ValueError: the string has none of the forms. One line.
     """
     try:
         spec = parse_spec(text)
@@ -73,14 +75,16 @@ def read_spec(field: str, text: str, forms: Mapping[str, tuple[Any, ...]], rule:
 
 
 def as_tuples(entries: Any) -> Any:
-    """Returns entries with each text of a name and its numbers as a tuple, ("norm_bound", 2); all
-    others as they are."""
+    """Converts strings of a name and numbers to tuples, e.g. ("norm_bound", 2).
+
+    Other entries are unchanged.
+    """
     if not isinstance(entries, tuple | list):
         return entries
     tuples = []
     for entry in entries:
         if isinstance(entry, str):
-            with contextlib.suppress(ValueError):  # whoever builds the entry refuses it
+            with contextlib.suppress(ValueError):  # raised later, when the entry is built
                 spec = parse_spec(entry)
                 entry = (spec.name, *spec.numbers)
         tuples.append(entry)

@@ -1,4 +1,4 @@
-"""Messages about an unknown name: the name that was probably meant, and all known ones."""
+"""Messages about unknown names: the name that was probably meant, and all known ones."""
 
 import difflib
 import re
@@ -6,14 +6,14 @@ import reprlib
 from collections.abc import Collection, Iterable, Sequence
 
 SEPARATORS = re.compile(r"[^a-z0-9]+")
-WORD = 3  # letters of a word that may stand for a whole name
+WORD = 3  # minimum letters of a word that may match a whole name
 
 
 def unknown(kind: str, name: object, known: Collection[str], listed: str | None = None) -> str:
-    """Writes "unknown method 'fedprto'; did you mean 'fedproto'? There are fedavg, fedproto".
+    """Returns "unknown method 'fedprto'; did you mean 'fedproto'? There are fedavg, fedproto".
 
     Args:
-      kind: kind of thing.
+      kind: kind of thing, such as "method".
       name: the unknown name.
       known: the known names.
       listed: a sentence in place of the list of known names.
@@ -24,20 +24,20 @@ def unknown(kind: str, name: object, known: Collection[str], listed: str | None 
 
 
 def unknown_option(owner: str, name: object, known: Collection[str], more: str = "") -> str:
-    """Writes "fedproto has no option 'wait'; did you mean 'weight'? It has variant, weight".
+    """Returns "fedproto has no option 'wait'; did you mean 'weight'? It has variant, weight".
 
     Args:
       owner: name of the thing that has options.
       name: the unknown option.
       known: the names of the options that exist.
-      more: text that follows.
+      more: text to append.
     """
     listed = f"it has {', '.join(known) or 'none'}"
     return f"{owner} has no option {name!r}{meant(name, known, listed)}{more}"
 
 
 def meant(name: object, known: Collection[str], sentence: str) -> str:
-    """Writes "; did you mean 'fedproto'? Sentence", or "; sentence" where no known name is near."""
+    """Returns "; did you mean 'fedproto'? Sentence", or "; sentence" if no known name is close."""
     near = nearest(str(name), known)
     if near is None or near == name:
         return f"; {sentence}"
@@ -45,9 +45,9 @@ def meant(name: object, known: Collection[str], sentence: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that was probably meant, None where none is near.
+    """Returns the known name that was probably meant; None if none is close.
 
-    A name in a section, "training.lr", is looked for among those of its section first.
+    A name with a section, such as "training.lr", is searched among those of its section first.
 
     Example:
       >>> from fedjax_ht.check.names import nearest
@@ -63,9 +63,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _nearest(name: str, candidates: list[str], known: list[str]) -> str | None:
-    """Returns the entry of `known` whose candidate, at the same place, is nearest: abbreviated by
-    its initials, or the only one with all of the name's words, or spelled alike, or the only one
-    that shares a word."""
+    """Returns the entry of `known` whose candidate, at the same index, is closest to the name.
+
+    In this order: the name is its initials, it alone has all of the name's words, it is spelled
+    similarly, or it alone shares a word.
+    """
     candidates = [candidate.lower() for candidate in candidates]
     meant_parts = {word for word in SEPARATORS.split(name) if len(word) >= WORD}
     having_all, having_any = [], []
@@ -86,12 +88,12 @@ def _nearest(name: str, candidates: list[str], known: list[str]) -> str | None:
 
 
 def with_article(noun: str) -> str:
-    """Writes "a Method" or "an int"."""
+    """Returns the noun with its article: "a Method" or "an int"."""
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
 def kind_of_value(value: object) -> str:
-    """Names the kind of a value with its package: "an int", "a numpy.ndarray"."""
+    """Returns a value's type with its package: "an int", "a numpy.ndarray"."""
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     if package in ("builtins", "fedjax_ht"):
@@ -100,33 +102,33 @@ def kind_of_value(value: object) -> str:
 
 
 def listed_clients(ids: Iterable[int]) -> str:
-    """Writes "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
+    """Returns "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
     names = list(map(str, ids))
     return f"client{'s' if len(names) > 1 else ''} {listed(names)}"
 
 
 def short(value: object, length: int = 60) -> str:
-    """Shows a value in a message, in about `length` characters at most."""
+    """Formats a value for a message, in about `length` characters at most."""
     if type(value) is int and abs(value) < 1 << 64:
         text = f"{value:,}"
     elif isinstance(value, str | bytes):
-        text = repr(value[: length + 1])  # it may have any length
+        text = repr(value[: length + 1])  # the value may be very long
     else:
-        text = reprlib.repr(value)  # lists in lists may be without end
+        text = reprlib.repr(value)  # nested lists may be endless
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-# cursor up, which progress bars write, stays
+# except cursor up, which progress bars write
 _CONTROL = re.compile("(?!\x1b\\[A)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Escapes the characters of a text that would steer a terminal; line ends and tabs stay."""
+    """Escapes control characters of a terminal, except line ends and tabs."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Lists names in a message: the first of them, and how many more there are.
+    """Lists names for a message: the first ones, and the number of others.
 
     Examples:
       >>> listed(["ant", "bee", "cow", "dog"], most=2)
@@ -138,4 +140,4 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return f"{', '.join(shown)} and {len(names) - most} more"
 
 
-_NAME = 60  # characters: a file may hold a name of any length
+_NAME = 60  # maximum characters: names from files may be very long

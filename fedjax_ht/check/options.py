@@ -1,4 +1,4 @@
-"""Options: annotations state the values that they may have, and decorated functions refuse others.
+"""Options: annotations declare the allowed values, and decorated functions reject others.
 
     @checked
     def fedfoo(
@@ -8,13 +8,13 @@
         variant: Literal["a", "b"] = "a",
     ): ...
 
-Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions,
-tuples, sequences and mappings of these, dicts, arrays (and lists that become some), paths,
+Supported annotations are bool, str, int and float (the latter two optionally with `Within`),
+Literal, unions, tuples, sequences and mappings of these, dicts, arrays (lists are accepted), paths,
 functions, and kinds: dataclasses and NamedTuples, of which a value must be an instance. All other
-annotations allow any value. A number is never NaN or infinite: without narrower bounds an int fits
-in int32 and a float in float32, their types in compiled functions. A float may be given as an int,
-an int never as a float, and True is no number. Traced values are allowed: they were checked where
-they were chosen (see `core.method.varied`).
+annotations allow any value. A number is never NaN or infinite: without narrower bounds an int must
+fit into int32 and a float into float32, their types in compiled functions. An int is accepted as a
+float, a float not as an int, and True is not a number. Traced values are allowed: they were checked
+where they were chosen (see `core.method.varied`).
 """
 
 import functools
@@ -48,15 +48,15 @@ NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
 FLOAT = float(np.finfo(np.float32).max)
-TINY = float(np.finfo(np.float32).tiny)  # compiled code takes what is below for 0
+TINY = float(np.finfo(np.float32).tiny)  # compiled code flushes smaller numbers to 0
 
 
 class SearchRange(NamedTuple):
     """The range in which a fair comparison searches an option, from `low` to `high`.
 
-    It is part of the option's annotation and does not bound the option: `weight:
-    Annotated[NonNegative, SearchRange(0.01, 10.0)]`. Values are spread evenly on a logarithmic
-    scale (`low` is then above 0), or on a linear one without `log`.
+    It is part of the option's annotation and does not restrict its values: `weight:
+    Annotated[NonNegative, SearchRange(0.01, 10.0)]`. Values are evenly spaced on a logarithmic
+    scale (`low` is then above 0), or without `log` on a linear one.
     """
 
     low: float
@@ -65,10 +65,10 @@ class SearchRange(NamedTuple):
 
 
 class NotGiven(NamedTuple):
-    """The value in config files of an option that is not given, which is None in Python.
+    """The value in config files that means "not given", which is None in Python.
 
-    It stands in the option's annotation, `Annotated[Count | None, NotGiven(0)]`, and bounds
-    nothing.
+    It is part of the option's annotation, `Annotated[Count | None, NotGiven(0)]`, and does not
+    restrict its values.
     """
 
     plain: int | float | str
@@ -78,8 +78,8 @@ class Within(NamedTuple):
     """Bounds of a number, or of a tuple's length.
 
     Attributes:
-      least, most: the ends of a range that contains them.
-      above, below: the ends of a range that does not contain them.
+      least, most: inclusive bounds.
+      above, below: exclusive bounds.
     """
 
     least: float | None = None
@@ -89,7 +89,7 @@ class Within(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """All four bounds of a number, as of `Within`."""
+    """All four bounds of a number, as in `Within`."""
 
     least: float
     most: float
@@ -103,7 +103,7 @@ Share = Annotated[float, Within(0, 1)]
 Part = Annotated[float, Within(above=0, most=1)]  # a share above 0
 Rest = Annotated[float, Within(least=0, below=1)]  # a share below 1
 Count = Annotated[int, Within(1)]
-Whole = Annotated[int, Within(0)]  # where 0 has a meaning of its own
+Whole = Annotated[int, Within(0)]  # for options where 0 has a special meaning
 Seed = Annotated[int, Within(0, MAX_SEED)]
 OptionalCount = Annotated[Count | None, NotGiven(0)]
 OptionalText = Annotated[str | None, NotGiven("")]
@@ -113,8 +113,7 @@ OptionalText = Annotated[str | None, NotGiven("")]
 def annotations_of(function: Callable) -> dict[str, Any]:
     """Returns the annotations of a function's arguments by name, without *args and **kwargs.
 
-    Annotations that are text stay text, and so allow any value, where they name imports that only
-    type checkers see.
+    Annotations that name imports for type checkers only stay strings, and so allow any value.
     """
     annotations = {}
     for name, parameter in options_of(function).items():
@@ -126,9 +125,8 @@ def annotations_of(function: Callable) -> dict[str, Any]:
 def options_of(function: Callable) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function by name.
 
-    In place of *args there is nothing, and in place of **options there are the keyword-only
-    parameters of the functions and classes that document them, see
-    `check.docstrings.documented_by`.
+    *args are skipped, and **options are replaced by the keyword-only parameters of the functions
+    and classes that document them, see `check.docstrings.documented_by`.
     """
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -155,9 +153,9 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def traced(value: Any) -> bool:
-    """Returns whether an option is an argument of compiled functions, see `core.method.varied`.
+    """Returns whether an option is traced, see `core.method.varied`.
 
-    It was checked where it was chosen, and no branch may depend on it.
+    Its value was checked where it was chosen, and no branch may depend on it.
     """
     return isinstance(value, Tracer)
 
@@ -182,8 +180,10 @@ def allows(annotation: Any, value: Any) -> bool:
 
 
 def wrong_entry(annotation: Any, value: Any) -> int | None:
-    """Returns the position of the first entry of a tuple or list that the annotation does not
-    allow; None where there is no such list, or its entries need not be instances of a class."""
+    """Returns the index of the first entry of a tuple or list that the annotation does not allow.
+
+    It is None if there is none, or if entries need not be instances of a class.
+    """
     form, arguments = get_origin(annotation), get_args(annotation)
     if form not in (tuple, Sequence) or not is_kind(arguments[0]):
         return None
@@ -229,7 +229,7 @@ def number_fits(value: Any, kind: type, within: Within | None) -> bool:
 
 
 def limits(kind: type, within: Within | None) -> Limits:
-    """Returns all four bounds of a number, those of int32 or float32 where none are stated."""
+    """Returns all four bounds of a number; undeclared ones are those of int32 or float32."""
     widest = Limits(least=-FLOAT, most=FLOAT, above=-np.inf, below=np.inf)
     if kind is int:
         widest = widest._replace(least=-INT - 1, most=INT)
@@ -243,7 +243,7 @@ def limits(kind: type, within: Within | None) -> Limits:
 
 
 def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
-    """Yields the numbers that an annotation allows, as int or float and their stated bounds."""
+    """Yields the numbers that an annotation allows, as (int or float, declared bounds)."""
     kind, within = bounded(annotation)
     if kind in (int, float):
         yield kind, within
@@ -253,9 +253,9 @@ def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
 
 
 def kind_of(annotation: Any) -> type:
-    """Returns the type of an option's values that are not None: bool, int, float, str or tuple.
+    """Returns the type of an option's values other than None: bool, int, float, str or tuple.
 
-    It is float where the annotation names several types or none of these.
+    It is float if the annotation names several types, or none of these.
     """
     kind, _ = bounded(annotation)
     if get_origin(kind) is Literal:
@@ -282,14 +282,14 @@ def search_ranges(function: Callable) -> dict[str, SearchRange]:
 
 
 def bounded(annotation: Any) -> tuple[Any, Within | None]:
-    """Separates an annotation into its type and its bounds, None without."""
+    """Splits an annotation into its type and its bounds (None without any)."""
     if get_origin(annotation) is not Annotated:
         return annotation, None
     return get_args(annotation)[0], extra_of(annotation, Within)
 
 
 def extra_of(annotation: Any, kind: type) -> Any:
-    """Returns the extra of this kind that `Annotated` adds, None without one."""
+    """Returns the metadata of this type in `Annotated`; None without one."""
     if get_origin(annotation) is not Annotated:
         return None
     for extra in get_args(annotation)[1:]:
@@ -299,7 +299,7 @@ def extra_of(annotation: Any, kind: type) -> Any:
 
 
 def scalar(value: Any) -> int | float | None:
-    """Returns a number, NumPy's and jax's among them, as Python's; None for other values."""
+    """Converts a number, also of NumPy or jax, to Python's; returns None for other values."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -312,7 +312,7 @@ def describe(annotation: Any, value: Any = None) -> str:
 
     Args:
       annotation: an annotation of a field, in a form of the module's docstring.
-      value: a refused value; bounds that every number has are named only if it is beyond them.
+      value: the rejected value; the implicit bounds of numbers are named only if it exceeds them.
     """
     kind, within = bounded(annotation)
     form, arguments = get_origin(kind), get_args(kind)
@@ -332,7 +332,7 @@ def describe(annotation: Any, value: Any = None) -> str:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """Returns the values of the choices (Literal) in an annotation."""
+    """Returns the choices (values of Literal) in an annotation."""
     kind, _ = bounded(annotation)
     if get_origin(kind) is Literal:
         return list(get_args(kind))
@@ -343,7 +343,7 @@ def choices(annotation: Any) -> list[Any]:
 
 
 def _either(texts: Sequence[str]) -> str:
-    """Joins texts as "a, b or c", each once."""
+    """Joins strings as "a, b or c", without duplicates."""
     *first, last = dict.fromkeys(texts)
     if not first:
         return last
@@ -351,7 +351,7 @@ def _either(texts: Sequence[str]) -> str:
 
 
 def _told_bounds(kind: type, within: Within | None, number: int | float | None) -> Within:
-    """Returns a number's bounds to name: those stated, and those of its type if it is beyond."""
+    """Returns a number's bounds to name: the declared ones, and its type's if it exceeds them."""
     within, widest = within or Within(), limits(kind, None)
     if number is not None and within.least is None and number < widest.least:
         within = within._replace(least=widest.least)
@@ -399,11 +399,10 @@ def _number(end: int | float) -> str:
 
 
 def check_value(name: str, value: Any, annotation: Any) -> None:
-    """Refuses a value that its annotation does not allow.
+    """Checks that an annotation allows a value.
 
     Raises:
-      ValueError: the annotation does not allow the value. One line, such as "weight is nan; it must
-        be a number of at least 0".
+      ValueError: it does not. One line, such as "weight is nan; it must be a number of at least 0".
     """
     if allows(annotation, value):
         return
@@ -418,11 +417,11 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
 
 
 def check_fields(self: Any, prefix: str = "") -> None:
-    """Checks the fields of a dataclass or a NamedTuple, as its `__post_init__` may.
+    """Checks the fields of a dataclass or NamedTuple, e.g. in its `__post_init__`.
 
     Args:
-      self: the instance whose fields are checked.
-      prefix: the text before each field's name in messages.
+      self: the instance to check.
+      prefix: prefix of field names in messages.
 
     Raises:
       ValueError: see `check_value`.
@@ -451,7 +450,7 @@ def checked(function: F) -> F:
     def call(*args, **kwargs):
         try:
             arguments = signature.bind(*args, **kwargs).arguments | kwargs
-        except TypeError:  # an argument too many or too few: Python's message says it best
+        except TypeError:  # too many or too few arguments: Python's message is clearest
             refuse_unknown(function.__name__, kwargs, signature)
             return function(*args, **kwargs)
         for name, annotation in annotations_of(function).items():
@@ -465,7 +464,7 @@ def checked(function: F) -> F:
 
 
 def named_options(kind: type[T]) -> type[T]:
-    """Makes a dataclass name its fields where it is given another keyword."""
+    """Makes a dataclass list its fields when it gets an unknown keyword."""
     make = kind.__init__
     signature = inspect.signature(kind)
 
@@ -479,7 +478,7 @@ def named_options(kind: type[T]) -> type[T]:
 
 
 def refuse_unknown(owner: str, kwargs: Mapping[str, Any], signature: inspect.Signature) -> None:
-    """Raises a TypeError of one line where a keyword is none of a signature's."""
+    """Raises a one-line TypeError if a keyword is not in a signature."""
     parameters = signature.parameters
     unknown = [name for name in kwargs if name not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -487,8 +486,10 @@ def refuse_unknown(owner: str, kwargs: Mapping[str, Any], signature: inspect.Sig
 
 
 def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises the ValueError of `check_value`; of a value that another parameter takes, it ends with
-    the order of the parameters."""
+    """Raises the ValueError of `check_value`.
+
+    If another parameter takes such a value, the message ends with the order of parameters.
+    """
     annotations, kind = annotations_of(function), type(arguments[name])
     try:
         check_value(name, arguments[name], annotations[name])
@@ -502,19 +503,19 @@ def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None
 
 
 def _is_of(annotation: Any, kind: type) -> bool:
-    """Returns whether an annotation is a kind, or a union with it."""
+    """Returns whether an annotation is a kind, or a union that contains it."""
     return is_kind(kind) and kind in (annotation, *get_args(annotation))
 
 
 def _shown(value: Any) -> str:
-    """Writes a value for a message, on one line and not too long."""
+    """Formats a value for a message, on one short line."""
     number = scalar(value)
     if inspect.isfunction(value):
         return f"the function {value.__name__}"
     if is_kind(type(value)):
         return with_article(type(value).__name__)
     text = " ".join(repr(value if number is None else number).split())
-    if " at 0x" in text:  # objects that hold functions
+    if " at 0x" in text:  # an object that contains functions
         text = with_article(type(value).__name__)
     if len(text) <= SHOWN:
         return text

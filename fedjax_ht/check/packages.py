@@ -1,5 +1,4 @@
-"""Packages that `import fedjax_ht` does without, and the extras of pyproject.toml that bring
-them."""
+"""Optional packages, which `import fedjax_ht` does not need, and the extras that install them."""
 
 import contextlib
 import importlib.util
@@ -11,8 +10,8 @@ class Package(NamedTuple):
     """A package that only some functions need.
 
     Attributes:
-      name: the package's name, as pip takes it.
-      extra: the extra of fedjax_ht that installs the package.
+      name: the package's name for pip.
+      extra: the extra of fedjax_ht that installs it, as in pyproject.toml.
     """
 
     name: str
@@ -36,12 +35,12 @@ PACKAGES = {
     "mlflow": Package("mlflow", "mlflow"),
     "ray": Package("ray", "ray"),
 }
-"""By the name of their module."""
+"""Module name -> package."""
 
 
 @contextlib.contextmanager
 def needing(purpose: str) -> Iterator[None]:
-    """Says which extra to install where an import inside the block finds a package missing.
+    """Turns a missing package inside the block into an error that names the extra to install.
 
     Args:
       purpose: the feature that needs the package; the message begins with it.
@@ -64,14 +63,14 @@ def needing(purpose: str) -> Iterator[None]:
 
 
 def require(purpose: str, extra: str) -> None:
-    """Checks that all packages of an extra are installed; imports none of them.
+    """Checks that all packages of an extra are installed, without importing them.
 
     Args:
       purpose: the feature that needs the packages; the message begins with it.
       extra: the name of an extra of fedjax_ht.
 
     Raises:
-      ImportError: a package is missing. One line with all that are.
+      ImportError: packages are missing. One line that lists them.
     """
     missing = []
     for module, package in PACKAGES.items():

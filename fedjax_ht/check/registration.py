@@ -1,4 +1,4 @@
-"""Registries: functions by the names that configs use, and checks of what a user registers."""
+"""Registries: functions by name, as used in configs, and checks of user registrations."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from fedjax_ht.check.names import kind_of_value
 
 
 class Registry(MutableMapping[str, Any]):
-    """Objects by name. One given as "module:object" is imported when it is first looked up."""
+    """Objects by name. An object given as "module:object" is imported at its first lookup."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
@@ -29,7 +29,7 @@ class Registry(MutableMapping[str, Any]):
         del self._objects[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._objects  # without an import
+        return name in self._objects  # without importing
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._objects)
@@ -47,22 +47,22 @@ def check_registration(
     library: Collection[str],
     takes: tuple[str, ...],
 ) -> None:
-    """Refuses a name that is taken and a function that cannot be called as configs call it.
+    """Checks that a name is free, and that configs can call the function.
 
-    A name may be registered again by a function of the same module and name: a notebook's cell and
-    a config file are run more than once.
+    A function with the same module and name may be registered again, since notebook cells and
+    config files are run more than once.
 
     Args:
       kind: kind of thing, "method" or "partition"; messages begin with it.
-      name: the name, of letters, digits and underscores, since an entry of a config puts colons,
-        commas and plus signs around it.
+      name: the name, of letters, digits and underscores, since config entries put colons, commas
+        and plus signs around it.
       function: the function.
-      registered: the functions that are registered, by name.
-      library: names of the library's own, which nobody else can take.
+      registered: the registered functions by name.
+      library: the library's own names, which are reserved.
       takes: names of the positional arguments that a config calls the function with.
 
     Raises:
-      ValueError: the name is taken, or the name or the function is not of the right form.
+      ValueError: the name is taken or has another form, or the function has another signature.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[^\W\d]\w*", name):
         raise ValueError(
@@ -79,8 +79,7 @@ def check_registration(
 
 
 def _check_signature(owner: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
-    """Refuses an object that is no function of these positional arguments and of optional
-    others."""
+    """Raises ValueError unless an object can be called with these positional arguments alone."""
     form = f"({', '.join(takes)}, *, options with defaults)"
     if not callable(function):
         raise ValueError(
@@ -97,7 +96,7 @@ def _check_signature(owner: str, function: Callable[..., Any], takes: tuple[str,
 
 
 def _origin(function: Callable[..., Any]) -> str:
-    """Returns module and name of a function, below its partial applications and wrappers."""
+    """Returns a function's module and name, without its partial applications and wrappers."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
