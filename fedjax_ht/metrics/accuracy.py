@@ -1,4 +1,4 @@
-"""Accuracy over clients, in the definitions that papers mix up, and by class."""
+"""Accuracy over clients, in the different definitions of papers, and by class."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class AccuracySummary(NamedTuple):
 
     Attributes:
       mean: unweighted mean over clients.
-      weighted: share of all samples classified correctly, which weighs clients by their number of
+      weighted: share of all samples classified correctly, i.e. the mean weighted by numbers of
         samples.
       std: population standard deviation over clients.
       worst: mean over the worst tenth of the clients, at least one.
@@ -45,8 +45,9 @@ def summarise(accuracy: np.ndarray, counts: np.ndarray) -> AccuracySummary:
 
 
 def macro_f1(by_class: np.ndarray) -> np.ndarray:
-    """Computes each client's macro F1, as scikit-learn's `f1_score(average="macro")` does: the mean
-    of the F1 of the classes that its test samples or its predictions have.
+    """Computes each client's macro F1, as scikit-learn's `f1_score(average="macro")`.
+
+    It is the mean F1 over the classes that occur in its test samples or its predictions.
 
     Args:
       by_class: int [num_clients, 3, C], see `core.prediction_counts.Scores`.
@@ -62,7 +63,9 @@ def macro_f1(by_class: np.ndarray) -> np.ndarray:
 
 
 def class_accuracy(by_class: np.ndarray) -> np.ndarray:
-    """Computes the share of all clients' test samples of each class that are classified correctly,
-    float64 [C], NaN for a class without samples; argument as of `macro_f1`."""
+    """Computes the accuracy on all clients' test samples of each class, float64 [C].
+
+    It is NaN for a class without samples. The argument is as for `macro_f1`.
+    """
     samples, correct = np.sum(by_class[:, [0, 2]], axis=0)
     return np.where(samples > 0, correct / np.maximum(samples, 1), np.nan)

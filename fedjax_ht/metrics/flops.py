@@ -1,19 +1,19 @@
 """FLOPs of a client's round: two for every multiply-add of a matrix product or a convolution.
 
-They are counted in the program of `receive` and `client_update`, traced once for each architecture.
-A compiler's cost analysis takes the body of a loop once, whatever its length. Here a loop counts as
-often as it runs: where its length follows from known integers, such as clients' numbers of samples,
-the program's integer arithmetic on them is carried out beside the count, for all clients at once.
-A loop whose length only the run knows counts once.
+They are counted in the program of `receive` and `client_update`, traced once per architecture. A
+compiler's cost analysis counts the body of a loop once, regardless of its length. Here a loop
+counts as often as it runs. If its length depends on known integers, such as clients' numbers of
+samples, the program's integer arithmetic is evaluated along with the count, for all clients at
+once. A loop whose length is only known at run time counts once.
 
 Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
 depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
-factorisations, evaluation, and what the server does. XLA's count of a training step, which has all
-of that, is 2 to 5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2.
+factorisations, evaluation, and the server's work. XLA's count of a training step, which includes
+all of that, is 2 to 5 % higher for CNN-1..5, perceptrons and ResNets, and 21 % for MobileNetV2.
 
-A training step on a partial batch counts by the share of its samples that are real. A pass that
-collects prototypes or statistics counts whole batches, whose size is the device's
-(`batches.forward_batch`). Lanes that wait for others count nothing.
+A training step on a partial batch counts by its share of real samples. A pass that collects
+prototypes or statistics counts whole batches, whose size depends on the device
+(`batches.forward_batch`). Waiting lanes count nothing.
 """
 
 import math
@@ -43,11 +43,11 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     """Counts FLOPs of `receive` and `client_update` of each of a bucket's clients.
 
     Args:
-      method, federation, bucket: the parts that the program binds.
+      method, federation, bucket: arguments that the program binds.
       data: the bucket's data, with splits stacked over its n clients.
 
     Returns:
-      float64 [n], of a round in which the client takes part.
+      float64 [n], for a round in which the client takes part.
     """
     return work_flops(bucket_work(method, federation, bucket, data_form(data)), data)
 
@@ -55,9 +55,9 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 def work_flops(work: ClosedJaxpr, data: Data) -> np.ndarray:
     """Counts FLOPs of `bucket_work` for the bucket's n clients, float64 [n]."""
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
-    if PUBLIC in counts:  # one for all clients
+    if PUBLIC in counts:  # the same for all clients
         counts[PUBLIC] = np.full_like(counts["train"], counts[PUBLIC])
-    # Zeros give [n] where FLOPs are the same for all clients.
+    # Adding zeros gives shape [n] even if FLOPs are the same for all clients.
     return np.zeros(len(counts["train"])) + program_flops(work, jax.tree.leaves(counts))
 
 
@@ -69,7 +69,7 @@ def data_form(data: Data) -> Data:
 
     splits = {}
     for name, split in data.splits.items():
-        # One client's part of stacked splits; there is one public set.
+        # One client's part of stacked splits; the public set is not stacked.
         splits[name] = split if name == PUBLIC else take(split, 0)
     return jax.tree.map(form, data._replace(splits=splits))
 
@@ -78,8 +78,8 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
     """Traces `receive` and `client_update` of a bucket's clients; `data` is a `data_form`.
 
     Returns:
-      The program, whose first arguments are the client's numbers of samples, by the names of its
-      splits.
+      The program; its first arguments are the client's numbers of samples, in the order of split
+      names.
     """
 
     def work(counts, client, downlink, data, key, number):
@@ -95,14 +95,14 @@ def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Da
     client = client_form(method, bucket, federation)
     downlink = downlink_form(method, federation, bucket)
     counts = {name: split.count for name, split in data.splits.items()}
-    # The counts come first, since `program_flops` knows a program's first arguments.
+    # The counts come first: `program_flops` takes the values of a program's first arguments.
     return jax.make_jaxpr(work)(counts, client, downlink, data, key, number)
 
 
 def sample_flops(bucket: Bucket) -> float:
     """Counts FLOPs of an architecture's forward pass on one sample.
 
-    They compare the cost of architectures' training steps.
+    They serve to compare the costs of architectures' training steps.
     """
 
     def forward(params, stats, x, mask):
@@ -114,15 +114,15 @@ def sample_flops(bucket: Bucket) -> float:
     return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))
 
 
-# an integer of all clients, int [n] with one of each client, or None: only the run knows it
+# an integer for all clients, int [n] with one per client, or None if only known at run time
 Known = Any
 Flops = Any  # float, or float64 [n]
 
-INTEGERS = "iub"  # kinds of dtype, booleans among them
+INTEGERS = "iub"  # kinds of dtype, including booleans
 
 
 def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
-    """Counts FLOPs of a traced program, see the module's text.
+    """Counts FLOPs of a traced program, see the module's docstring.
 
     Args:
       program: a traced program, as `jax.make_jaxpr` returns it.
@@ -136,9 +136,9 @@ def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
 
 
 def _program(program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known]) -> tuple[Flops, list[Known]]:
-    """Returns the FLOPs of a program, and its outputs as far as they are known.
+    """Returns the FLOPs of a program and its outputs, None if unknown.
 
-    Arguments that are not given are unknown.
+    Missing arguments are unknown.
     """
     jaxpr = jaxpr_of(program)
     values = dict(zip(jaxpr.invars, arguments))
@@ -159,14 +159,14 @@ def _program(program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known]) -> tuple[
 
 
 def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Known]]:
-    """Returns the FLOPs of an equation with these inputs, and its outputs as far as known."""
+    """Returns the FLOPs of an equation with these inputs, and its outputs, None if unknown."""
     name, unknown = equation.primitive.name, [None] * len(equation.outvars)
     if name in COUNTED:
         return COUNTED[name](equation, values), unknown
     if (program := call_of(equation)) is not None:
         return _program(program, values)
     if programs := called_programs(equation):
-        # It is not said with which inputs, nor how often, these run: each counts once.
+        # Their inputs and number of runs are unknown: each counts once.
         return sum(_program(program, ())[0] for program in programs), unknown
     if name not in INTEGER_ARITHMETIC or any(value is None for value in values):
         return 0.0, unknown
@@ -174,13 +174,13 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
     dtype = out.dtype
     if dtype.kind not in INTEGERS:
         return 0.0, unknown
-    # What a client without samples divides by zero is not used.
+    # A client without samples may divide by zero, but does not use the result.
     with np.errstate(divide="ignore"):
         return 0.0, [np.asarray(INTEGER_ARITHMETIC[name](*values)).astype(dtype)]
 
 
 def _integer(x) -> Known:
-    """Returns a constant of a program, if it is an integer scalar."""
+    """Returns a constant of a program if it is an integer scalar, else None."""
     dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
     return np.asarray(x) if np.ndim(x) == 0 and dtype.kind in INTEGERS else None
 
@@ -193,8 +193,8 @@ def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
     left: Any = equation.invars[0].aval
     out: Any = equation.outvars[0].aval
     flops = 2.0 * out.size * math.prod(left.shape[i] for i in contracted)
-    # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
-    # (`ops.patches`). Gradients keep the scope of what they are of.
+    # Zeros inserted into a kernel do not count: a convolution costs the same in every form
+    # (`ops.patches`). Gradients keep the scope of the forward operation.
     scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
     for multiplied, factors in scopes:
         flops = flops * int(multiplied) / int(factors)
@@ -202,7 +202,7 @@ def _matrix_product(equation: JaxprEqn, _: list[Known]) -> float:
 
 
 def _convolution(equation: JaxprEqn, _: list[Known]) -> float:
-    """Counts the products of a convolution without those with padding or holes of its input."""
+    """Counts the products of a convolution, except those with padding or holes of its input."""
     params = equation.params
     values: list[Any] = [*equation.invars, *equation.outvars]
     left, right, out = (value.aval.shape for value in values)
@@ -230,13 +230,13 @@ def _branches(equation: JaxprEqn, values: list[Known]) -> Flops:
 
 
 def _scan(equation: JaxprEqn, values: list[Known]) -> Flops:
-    """Returns the FLOPs of a scan's body, in which constants alone are known, times its length."""
+    """Returns the FLOPs of a scan's body, with only constants known, times its length."""
     constants = values[: scan_constants(equation)]
     return equation.params["length"] * _program(equation.params["jaxpr"], constants)[0]
 
 
 def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
-    """Returns the FLOPs of a loop's body as often as it runs, for each client."""
+    """Returns the FLOPs of all iterations of a loop's body, for each client."""
     params = equation.params
     body, first_carried = params["body_jaxpr"], params["cond_nconsts"] + params["body_nconsts"]
     constants = values[params["cond_nconsts"] : first_carried]
@@ -246,7 +246,7 @@ def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
         return _program(body, [*constants, *carry])[0]
     rounds = np.maximum(np.asarray(counter.end) - counter.start, 0)
     share = _real_share(body, constants, rounds)
-    if not has_loop(body, ("while",)):  # every pass costs the same
+    if not has_loop(body, ("while",)):  # every iteration costs the same
         return share * rounds * _program(body, [*constants, *carry])[0]
     total = 0.0
     for number in range(int(np.max(rounds))):
@@ -256,15 +256,18 @@ def _while(equation: JaxprEqn, values: list[Known]) -> Flops:
 
 
 def _real_share(body: ClosedJaxpr | Jaxpr, constants: list[Known], rounds: Known) -> Flops:
-    """Returns the share of real samples in the batches of a loop of training steps; 1 for other
-    loops. A loop reads an epoch's first batches, of which the last may be partial."""
+    """Returns the share of real samples in the batches of a loop of training steps.
+
+    A loop reads an epoch's first batches, of which the last may be partial. It is 1 for other
+    loops.
+    """
     jaxpr = jaxpr_of(body)
     values = dict(zip(jaxpr.invars, constants))
     for equation in jaxpr.eqns:
         scope = re.search(BATCH_OF.format(r"(\d+)"), str(equation.source_info.name_stack))
         if scope is None:
             continue
-        for variable in equation.invars:  # the client's number of samples is compared with places
+        for variable in equation.invars:  # positions are compared with the number of samples
             count = None if isinstance(variable, Literal) else values.get(variable)
             if count is not None:
                 places = np.maximum(rounds * int(scope[1]), 1)
@@ -273,11 +276,12 @@ def _real_share(body: ClosedJaxpr | Jaxpr, constants: list[Known], rounds: Known
 
 
 class _Counter(NamedTuple):
-    """The counter of a loop as `lax.fori_loop` writes it, which counts by one.
+    """The counter of a loop of `lax.fori_loop`, which increments by one.
 
     Attributes:
       place: the counter's index in the loop's carry.
-      start, end: the counter's values in the first pass and after the last, each an int or int [n].
+      start, end: the counter's values in the first iteration and after the last, each an int or int
+        [n].
     """
 
     place: int
@@ -286,7 +290,7 @@ class _Counter(NamedTuple):
 
 
 def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
-    """Returns a loop's counter; None for another kind of loop, or if its length is not known."""
+    """Returns a loop's counter; None for other kinds of loops, or if the length is unknown."""
     params = equation.params
     condition, body = jaxpr_of(params["cond_jaxpr"]), jaxpr_of(params["body_jaxpr"])
     skip, body_skip = params["cond_nconsts"], params["body_nconsts"]
@@ -295,14 +299,14 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> _Counter | None:
     counter, end = condition.eqns[0].invars
     carried = condition.invars[skip:]
     inputs, outputs = body.invars[body_skip:], body.outvars
-    # By identity: equality of variables is not defined.
+    # By identity, since equality of variables is undefined.
     places = {id(variable): place for place, variable in enumerate(carried)}
     place, end_place = places.get(id(counter)), places.get(id(end))
     if place is None or not _adds_one(body, inputs[place], outputs[place]):
         return None
     if end_place is not None and inputs[end_place] is not outputs[end_place]:
-        return None  # the body moves the end
-    # The condition's inputs: its constants and the carry, without the body's constants between.
+        return None  # the body changes the end
+    # The condition's inputs: its constants and the carry, without the body's constants in between.
     before: dict[Any, int | None] = dict(
         zip(condition.invars, [*values[:skip], *values[skip + body_skip :]])
     )
@@ -339,7 +343,7 @@ COUNTED: dict[str, Callable[[JaxprEqn, list[Known]], Flops]] = {
     "while": _while,
     "cond": _branches,
 }
-"""Primitive -> FLOPs of an equation; all others have none but those of programs that they call."""
+"""Primitive -> FLOPs of an equation; others only count the programs that they call."""
 
 INTEGER_ARITHMETIC: dict[str, Callable] = {
     "add": np.add,
@@ -364,4 +368,4 @@ INTEGER_ARITHMETIC: dict[str, Callable] = {
     "select_n": _select,
     "convert_element_type": np.asarray,
 }
-"""Primitive -> the same for NumPy integers."""
+"""Primitive -> the equivalent function for NumPy integers."""

@@ -1,4 +1,4 @@
-"""Memory that training a model needs, counted in the traced program; nothing is compiled."""
+"""Memory for training a model, counted in the traced program; nothing is compiled."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -22,32 +22,32 @@ from fedjax_ht.core.trees import PyTree
 
 
 def training_memory(bucket: Bucket, training: LocalTraining) -> int:
-    """Counts the bytes of a bucket's model while it trains.
+    """Counts the bytes of a bucket's model during training.
 
-    They are its parameters, their gradients, the optimiser's state, batch statistics, frozen
-    variables, and the activations of one step, which are what the backward pass of a batch keeps of
-    the forward pass.
+    They comprise its parameters, their gradients, the optimiser's state, batch statistics, frozen
+    variables, and the activations of one step, i.e. what the forward pass of a batch keeps for the
+    backward pass.
 
-    It is of the model alone, whatever a method trains beside it. The data, the program and what an
-    operation needs for itself are not in it, nor is what a compiler saves or wastes: beside what
-    XLA asks for on a CPU for a step of SGD it is 0.8 to 1.2 times as much for CNN-1..5 (batches of
-    10 and 64), 1.8 for ResNet-18 and 1.6 for MobileNetV2 (of 10).
+    The count covers the model only, not other models that a method trains. It excludes the data,
+    the program and temporary buffers, and ignores savings and waste by the compiler. Relative to
+    XLA's memory on a CPU for a step of SGD it is 0.8 to 1.2 times as much for CNN-1..5 (batches of
+    10 and 64), 1.8 for ResNet-18 and 1.6 for MobileNetV2 (batches of 10).
     """
     model = model_form(bucket)
     optimizer = jax.eval_shape(training.optimizer.init, model["params"])
-    gradients = model["params"]  # of the same shapes
+    gradients = model["params"]  # the same shapes
     frozen = frozen_form(bucket)
     arrays = jax.tree.leaves((model["params"], gradients, optimizer, model["stats"], frozen))
     return _nbytes(arrays) + activations(bucket, model, training.batch_size)
 
 
 def activations(bucket: Bucket, model: PyTree, batch_size: int) -> int:
-    """Counts the bytes that the backward pass reads and the forward pass has made.
+    """Counts the bytes of the forward pass's results that the backward pass reads.
 
     Args:
       bucket: the architecture.
       model: shapes of its variables, {"params", "stats"}.
-      batch_size: number of samples of a batch.
+      batch_size: number of samples per batch.
     """
 
     def backward(params, stats, frozen, x, mask):
@@ -63,13 +63,13 @@ def activations(bucket: Bucket, model: PyTree, batch_size: int) -> int:
     batch = abstract(bucket.input_shape, batch_size), jax.ShapeDtypeStruct((batch_size,), bool)
     arguments = model["params"], model["stats"], frozen_form(bucket), *batch
     program = jax.make_jaxpr(backward)(*arguments).jaxpr
-    # The residuals of the backward pass, each once, whatever number of operations reads it.
+    # The residuals of the backward pass, each counted once, however many operations read it.
     residuals = {id(v): v.aval for v in program.outvars if not isinstance(v, Literal)}
-    # Parameters and the batch are counted where they are kept.
+    # Parameters are counted elsewhere, and the batch is data.
     inputs = set(map(id, program.invars))
     return _nbytes(aval for name, aval in residuals.items() if name not in inputs)
 
 
 def _nbytes(forms: Iterable) -> int:
-    """Sums the bytes of arrays or their shapes."""
+    """Returns the total bytes of arrays or their forms."""
     return sum(form.size * form.dtype.itemsize for form in forms)

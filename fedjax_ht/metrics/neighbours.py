@@ -1,11 +1,11 @@
-"""Two rules that classify by a client's features alone, with no training and for every method.
+"""Two rules that classify by a client's features only, without training and for every method.
 
     own_mean      the class whose mean feature, over the client's training samples, is nearest
-    neighbours    the class with the most weight among the k nearest training samples, each of
+    neighbours    the class with the largest weight among the k nearest training samples, each with
                   weight exp(-d^2 / K), for features of width K (Marfoq et al., ICML 2022, without
                   the model's own scores)
 
-Clients without training samples predict nothing.
+Clients without training samples make no prediction.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def neighbour_rules(
     Args:
       neighbours: k.
       features: (x, mask) -> the features in which the client compares samples.
-      data: the client's view of the data; the features of its training samples are kept meanwhile.
+      data: the client's view of the data; memory holds the features of its training samples.
       num_classes: C.
     """
     own, size = data.splits["train"], forward_batch()
@@ -55,7 +55,7 @@ def neighbour_rules(
         nearest_mean = jnp.where(sums.counts > 0, -squared_distance(queries, means), -jnp.inf)
         exponents = -squared_distance(queries, rows) / rows.shape[-1]
         nearness, which = lax.top_k(jnp.where(real, exponents, -jnp.inf), k)
-        # Far from all samples every exp(-d^2 / K) is 0; shares of their sum are not.
+        # Far from all samples, every exp(-d^2 / K) underflows to 0, but their softmax does not.
         shares = jax.nn.softmax(nearness, -1)
         of_class = jax.nn.one_hot(labels[which], num_classes)
         votes = jnp.where(own.count > 0, jnp.sum(shares[..., None] * of_class, 1), -jnp.inf)

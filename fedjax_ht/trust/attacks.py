@@ -1,16 +1,16 @@
 """Clients that attack the federation, to measure the robustness of methods and defences.
 
-An attacker trains like the others and changes its upload, or trains on wrong labels. The kinds are
-below, where x is the honest upload, r the upload without any training (0 for prototypes), and s the
-strength:
+An attacker trains like the others and changes its upload, or trains on wrong labels. In the
+following kinds, x is the honest upload, r the upload without any training (0 for prototypes), and s
+the strength:
 
     label_flip   learns class C - 1 - y for label y; uploads honestly
     sign_flip    r - s (x - r)
     scaled       r + s (x - r)
     noise        x + s |x - r| N(0, 1), with |.| the root mean square of an array
-    shift        x + s |x| d, where all attackers share and keep the direction d; the prototypes of
-                 all classes move alike
-    counts       x, with s times each count (`Metadata`) of its samples, so as to weigh more
+    shift        x + s |x| d, where all attackers share a fixed direction d; the prototypes of all
+                 classes move in the same way
+    counts       x, with each sample count (`Metadata`) multiplied by s, to get a larger weight
 
 Only `counts` changes counts. No attack changes which rows are sent.
 """
@@ -35,8 +35,8 @@ def attackers(attack: Attack, num_clients: int) -> np.ndarray:
     """Draws the attackers uniformly; a larger share includes those of a smaller one.
 
     Args:
-      attack: the attack; one of no kind has no attackers.
-      num_clients: number of clients of the federation.
+      attack: the attack; without a kind there are no attackers.
+      num_clients: number of clients in the federation.
 
     Returns:
       bool [num_clients].
@@ -54,8 +54,8 @@ def attacked(method: Method, attack: Attack, num_clients: int) -> Method:
 
     Args:
       method: any method.
-      attack: the attack; with one of no kind the method itself is returned.
-      num_clients: number of clients of the federation.
+      attack: the attack; without a kind, the method itself is returned.
+      num_clients: number of clients in the federation.
     """
     if attack.kind is None:
         return method
@@ -64,7 +64,7 @@ def attacked(method: Method, attack: Attack, num_clients: int) -> Method:
 
 def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
     def flipped(bucket, data, ctx):
-        """Returns the data, an attacker's with wrong labels."""
+        """Returns the data, with wrong labels for attackers."""
         if attack.kind != "label_flip":
             return data
         wrong = bucket.num_classes - 1 - data.labels
@@ -82,7 +82,7 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
         if attack.kind == "counts":
             factor = jnp.where(attacks, attack.strength, 1)
             return new, with_scaled_counts(uplink, factor), metrics
-        # Every client computes the attack, since clients of one bucket share a program.
+        # All clients compute the attack, since clients of a bucket share a program.
         _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(data), ctx)
         wrong = _wrong_upload(attack, uplink, untrained, ctx.key)
         return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics
@@ -100,7 +100,7 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
 
 
 def _wrong_upload(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:
-    """Computes an attacker's upload from its honest one and from one without training."""
+    """Computes an attacker's upload from its honest one and one without training."""
     references, wrong = leaves_of(untrained), {}
     for place, leaf in payload_leaves(uplink).items():
         x, reference = values_of(leaf), values_of(references[place])
@@ -119,8 +119,8 @@ def _wrong_array(
         noise_key = jax.random.fold_in(jax.random.fold_in(key, Purpose.ATTACK), place)
         noise = jax.random.normal(noise_key, x.shape, x.dtype)
         return x + attack.strength * _root_mean_square(x - reference) * noise
-    # A key of the seed alone, and a direction along the last axis alone: the same for all clients,
-    # rounds and classes.
+    # The key depends only on the seed and the leaf, and the direction spans only the last axis: it
+    # is the same for all clients, rounds and classes.
     shared_key = jax.random.fold_in(jax.random.key(attack.seed), place)
     direction = jax.random.normal(shared_key, x.shape[-1:], x.dtype)
     return x + attack.strength * _root_mean_square(x) * direction

@@ -1,9 +1,9 @@
-"""Counts in uploads of bad clients: refused counts, and the largest weight of a client.
+"""False counts in uploads: rejected uploads, and bounds on a client's weight.
 
 Clients report the counts, and a negative count can turn a mean into any multiple of it. For every
-method, the server therefore ignores an upload whose counts are negative, not finite, or more than
-the client's samples (`ClientInfo.num_samples`, which a deployment's server knows before the first
-round). After a defence, a client's counts are also at most a multiple of the round's median.
+method, the server therefore ignores uploads whose counts are negative, not finite, or exceed the
+client's samples (`ClientInfo.num_samples`, which a deployment's server knows before the first
+round). Defences also limit a client's counts to a multiple of the round's median.
 """
 
 import jax
@@ -18,16 +18,16 @@ from fedjax_ht.trust.geometry import TINY, round_median
 def without_miscounted(
     method: Method, num_clients: int, received: dict[str, Received]
 ) -> tuple[dict[str, Received], jax.Array]:
-    """Refuses uploads whose counts their clients' samples do not allow.
+    """Rejects uploads whose counts do not fit their clients' samples.
 
     Args:
       method: the method, whose `Wire.counts` says what uploads count.
-      num_clients: number of clients of the federation.
+      num_clients: number of clients in the federation.
       received: bucket name -> uplinks.
 
     Returns:
-      The uplinks, of which those refused have not arrived; and bool [num_clients], the clients
-      whose uploads are refused.
+      The uplinks, with rejected ones marked as not arrived; and bool [num_clients], the clients
+      whose uploads are rejected.
     """
     kept, refused = {}, jnp.zeros(num_clients, bool)
     for name, r in received.items():
@@ -39,11 +39,11 @@ def without_miscounted(
 
 
 def with_bounded_counts(received: dict[str, Received], bound: float) -> dict[str, Received]:
-    """Scales the counts of each client that counts more than `bound` times the round's median.
+    """Limits each client's counts to `bound` times the round's median, by scaling them down.
 
     Args:
       received: bucket name -> uplinks, whose counts are at least 0.
-      bound: the largest counts, in medians over the clients that count anything.
+      bound: the limit, in units of the median over clients with positive counts.
     """
     weights = {}
     for name, r in received.items():

@@ -1,24 +1,24 @@
 """Defences of a server against bad clients: they change uploads before the method sees them.
 
-Lengths, distances and their medians over a round are those of `trust.geometry`. By name:
+Lengths, distances and their medians over a round are defined in `trust.geometry`. By name:
 
     norm_bound        No vector is longer than `bound` times the round's length, nor further from
                       the geometric median than `bound` times the round's distance (Sun et al.,
-                      2019, with the bound relative).
+                      2019, with a relative bound).
     median            Every upload becomes the coordinate-wise median (Yin et al., ICML 2018).
     trimmed_mean      Every upload becomes the mean of each entry without a share of its largest
                       and smallest values (Yin et al., ICML 2018).
     geometric_median  Every upload becomes the geometric median (RFA, Pillutla et al., 2022).
-    multi_krum        A share of the vectors does not count, those with the most distant neighbours
-                      (Blanchard et al., NeurIPS 2017).
+    multi_krum        Drops the share of the vectors with the most distant neighbours (Blanchard et
+                      al., NeurIPS 2017).
 
 If all uploads become the same value, any weighted mean of them is that value. Each class of
-prototypes or of head rows is defended separately, a model as a whole. If a class has one or two
+prototypes or head rows is defended separately, a model as a whole. If a class has one or two
 owners, `norm_bound` compares only lengths, because no rule can tell which of the two is right.
 Counts of samples, which are clients' weights, are at most `Defence.most_weight` times the round's
 median.
 
-Before these steps, and by default, extreme uploads are refused, see `outliers.without_outliers` and
+Before these steps, extreme uploads are rejected by default, see `outliers.without_outliers` and
 `counts.without_miscounted`.
 """
 
@@ -47,7 +47,7 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
 
     Args:
       bound: the bound in units of the round's lengths, of its distances if entries are comparable,
-        and of its counts of samples.
+        and of its sample counts.
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
@@ -57,12 +57,12 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
 
 
 def _agreement(name: str, by_piece: Callable) -> Defence:
-    """Makes the defence in which every upload becomes one value.
+    """Makes a defence in which every upload becomes the same value.
 
     Args:
       name: the name of the defence.
       by_piece: (values float [P, V, D], known bool [P, V, D]) -> the value, float [V, D]. An entry
-        is known where a client holds it and its vector is present.
+        is known if the client holds it and its vector is present.
     """
 
     def apply(vectors: Vectors, _: bool) -> Vectors:
@@ -80,7 +80,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
     """Makes the defence in which every entry becomes a trimmed mean over the clients that hold it.
 
     Args:
-      share: share of the dropped values at each end, rounded down.
+      share: share of values to drop at each end, rounded down.
     """
 
     def mean(x, known):
@@ -89,7 +89,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
         cut = jnp.floor(share * count).astype(jnp.int32)
         place = jnp.arange(len(x)).reshape(-1, 1, 1)
         kept = (place >= cut) & (place < count - cut)
-        # Each entry is divided, since the sum of what is kept need not be finite.
+        # Divide before summing, since the sum of the kept values need not be finite.
         return weighted_sum(ordered, kept / jnp.maximum(count - 2 * cut, 1))
 
     return _agreement("trimmed_mean", mean)
@@ -98,7 +98,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
 def median() -> Defence:
     """Makes the defence in which every entry becomes its median over the clients that hold it.
 
-    For an even number of values it is the mean of the two in the middle.
+    For an even number of values it is the mean of the middle two.
     """
 
     def middle(x, known):
@@ -128,16 +128,16 @@ def geometric_median() -> Defence:
 def multi_krum(share: Minority = 0.2) -> Defence:
     """Makes a defence that drops f = ceil(share n) of n vectors.
 
-    They are those with the largest sum of squared distances to their n - f - 2 nearest neighbours,
-    at least one (Blanchard et al., NeurIPS 2017).
+    It drops those with the largest sum of squared distances to their n - f - 2 nearest neighbours,
+    at least one neighbour (Blanchard et al., NeurIPS 2017).
 
     Args:
-      share: share of the dropped vectors, rounded up.
+      share: share of vectors to drop, rounded up.
     """
 
     def screen(vectors: Vectors, _: bool) -> Vectors:
         present = vectors.present
-        # In units of the round's length, so that squares of giants stay finite.
+        # In units of the round's length, so that squares of huge vectors stay finite.
         unit = jnp.maximum(geometry.round_median(geometry.lengths(vectors), present), geometry.TINY)
 
         def squares_to(vector):
@@ -172,15 +172,15 @@ DEFENCES: dict[str, Callable[..., Defence]] = {
 
 
 def defended(method: Method, defences: Sequence[Defence]) -> Method:
-    """Puts defences, in order, before the server of a method.
+    """Applies defences, in order, before a method's server.
 
     Args:
-      method: any method; with defences it reads single uplinks, whatever its own server reads.
+      method: any method; with defences it reads single uplinks, even if its own server reads sums.
       defences: the defences in order; () returns the method itself.
 
     Returns:
-      The method. Its `check` raises a ValueError where a defence compares entries that mean other
-      things in each client's uplink.
+      The method. Its `check` raises ValueError if a defence compares entries whose meaning differs
+      between clients' uplinks.
     """
     return around(method, functools.partial(_defended, defences)) if defences else method
 

@@ -1,7 +1,7 @@
-"""Checks of the parts of a method's messages that noise on its numbers does not hide.
+"""Checks of what a method's messages reveal despite noise on their numbers.
 
-They read the method's traced program: nothing is run, and the method declares nothing but
-`Wire.server_reads`. A message that tells more is refused in one line.
+They analyse the method's traced program: nothing is run, and the method only declares
+`Wire.server_reads`. A message that reveals more is rejected with a one-line error.
 """
 
 from typing import Any
@@ -27,18 +27,17 @@ from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of
 from fedjax_ht.trust.options import Exposure
 from fedjax_ht.trust.vectors import comparable
 
-# Arguments of a client's round, by which `traced_round` names dependences.
+# Arguments of a client's round, as numbered in the dependences of `traced_round`.
 STATE, SAMPLES, COUNT, IDENTITY, PUBLIC = range(5)
 
 
 def exposure(method: Method, federation: Federation) -> Exposure:
-    """Returns the kind of knowledge that uploads give, besides their numbers, of which clients take
-    part.
+    """Returns what uploads reveal about who takes part, besides their numbers.
 
     Returns:
-      "nothing" where no payload is sent. "alike" where an upload tells only that some client took
-      part: all uploads are of one shape, are sent whole, and depend on nothing that a client keeps,
-      which would tell who took part in earlier rounds. Else "apart".
+      "nothing" if no payload is sent. "alike" if an upload only reveals that some client took part:
+      all uploads have the same shape, are sent whole, and do not depend on clients' states, which
+      would reveal who took part in earlier rounds. Else "apart".
     """
 
     def row(x):
@@ -61,16 +60,16 @@ def exposure(method: Method, federation: Federation) -> Exposure:
 
 
 def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
-    """Refuses uploads with parts that tell of data and that noise on them does not hide.
+    """Checks that no part of an upload reveals data despite the noise.
 
     Args:
-      method, federation: the method and the federation of the uploads.
-      sums: True if noise is on the sum of uploads, False if it is on each.
+      method, federation: the uploads' method and federation.
+      sums: True if the noise is on the sum of uploads, False if it is on each.
 
     Raises:
-      ValueError: which rows are sent, a count, or another integer depends on data or on a client's
-        state; uploads are coded in a way that privacy cannot take; or, of sums, the server reads
-        more than sums, or clients may weigh differently.
+      ValueError: the choice of sent rows, a count, or another integer depends on data or a client's
+        state; the code of uploads is incompatible with privacy; or, for sums, the server reads more
+        than sums, or clients may have different weights.
     """
     unit, name = f"privacy.unit is {'client' if sums else 'upload'!r}", method.name
     _check_server_sees_no_data(method, unit)
@@ -94,7 +93,7 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
 
 
 def _check_code(method: Method, unit: str, sums: bool) -> None:
-    """Refuses codes of uplinks that the clip and the noise, which come before them, do not bear."""
+    """Raises ValueError for uplink codes that would undo the earlier clipping or noise."""
     code = method.wire.code
     if code is None:
         return
@@ -112,8 +111,10 @@ def _check_code(method: Method, unit: str, sums: bool) -> None:
 
 
 def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
-    """Returns the sources that the parts of an uplink without noise depend on: those of its counts;
-    and those of its masks and other integers."""
+    """Returns the sources of an uplink's parts that get no noise.
+
+    They are those of its counts, and those of its masks and other integers.
+    """
     counts, rows = [], []
     for leaf, leaf_sources in zip(leaves_of(uplink), leaves_of(sources)):
         if isinstance(leaf, Metadata):
@@ -126,12 +127,12 @@ def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
 
 
 def check_samples(method: Method, federation: Federation) -> None:
-    """Refuses clients that tell of a sample by other ways than the gradients, which alone get
-    noise.
+    """Checks that clients reveal samples only through gradients, which alone get noise.
 
     Raises:
-      ValueError: a client sends or keeps what it makes of its samples otherwise; or trains twice a
-        round, or in a loop; or models normalise by batch, which one sample at a time is not.
+      ValueError: a client sends or keeps other functions of its samples; it does not train exactly
+        once per round, or trains in a loop; or models normalise by batch, although DP-SGD sees one
+        sample at a time.
     """
     unit, name = "privacy.unit is 'sample'", method.name
     _check_server_sees_no_data(method, unit)
@@ -158,7 +159,7 @@ def check_samples(method: Method, federation: Federation) -> None:
 
 
 class _StandIn:
-    """A trainer that trains on nothing, and depends on all that the loss reads besides its batch.
+    """A trainer without samples, whose result depends on everything else that the loss reads.
 
     Attributes:
       splits: the splits that it was called with, in order.
@@ -203,16 +204,16 @@ def traced_round(
 ) -> tuple[PyTree, PyTree]:
     """Traces the inputs that a client's round depends on.
 
-    The arguments are its `STATE` and the round in which it was last reached, its `SAMPLES`, their
-    `COUNT`, its `IDENTITY` (key and id), and what is `PUBLIC`.
+    These are its `STATE` (with the round in which it was last reached), its `SAMPLES`, their
+    `COUNT`, its `IDENTITY` (key and id), and `PUBLIC` inputs.
 
     Args:
-      method, federation, bucket: the parts that the client's round binds.
-      trainer: the trainer of `Data.trainer`; None for the recipe's own training.
+      method, federation, bucket: arguments that the client's round binds.
+      trainer: `Data.trainer`; None for the recipe's own training.
 
     Returns:
-      `programs.influences` of (state after receipt, state after training, uplink): forms, and what
-      they depend on.
+      `programs.influences` of (state after receipt, state after training, uplink): their forms and
+      dependences.
     """
     key, number = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
     two = jax.ShapeDtypeStruct((2,), jnp.int32)
@@ -223,12 +224,12 @@ def traced_round(
         inputs, labels, indices = samples
         key, client_id = identity
         downlink, shared_key, round = public
-        # Public samples count as the client's own: they lie in one array, which is not told apart.
+        # Public samples count as the client's own, since both are in the same array.
         names = "train", "val", "test", PUBLIC_SPLIT
         splits: dict[str, Split] = dict.fromkeys(names, Split(indices, count))
         data = Data(inputs=inputs, labels=labels, preprocess=rule, splits=splits)
-        # A constant: with noise on uploads every client counts as one sample, and with noise on
-        # gradients counts are public.
+        # The count is a constant: with noise on uploads every client counts as one sample, and with
+        # noise on gradients counts are public.
         info = ClientInfo(client_id, np.int32(1), last_round)
         ctx = Context(key=key, round=round, info=info, shared_key=shared_key)
         model = traceable(bucket)

@@ -1,12 +1,12 @@
 """Epsilon of a run's noisy sums, by Google's accountant (dp-accounting, the extra `privacy`).
 
-Two federations are neighbours if one lacks a client's data, or a sample, which still counts with an
-update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That changes a sum by at
+Two federations are neighbours if one lacks a client's data (or a sample), which still counts with
+an update (or gradient) of zero ("zero-out", Kairouz et al., ICML 2021). This changes a sum by at
 most `clip`. Replacing a client's data changes it by twice that: without sampling, its epsilon is
-that of half the noise here.
+that of half the noise.
 
 All functions take the noise multiplier (the standard deviation in units of `clip`), the number of
-sums, each of which may depend on those before, and delta. Without noise epsilon is inf.
+sums, each of which may depend on the previous ones, and delta. Without noise epsilon is inf.
 """
 
 import functools
@@ -33,8 +33,8 @@ def accounting() -> ModuleType:
 def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
     """Computes epsilon of `times` noisy sums over everybody.
 
-    It is exact (Balle and Wang, ICML 2018), since together they are one sum with noise /
-    sqrt(times) (Dong et al., 2022).
+    It is exact (Balle and Wang, ICML 2018), since together they are equivalent to one sum with
+    noise / sqrt(times) (Dong et al., 2022).
     """
     if times == 0:
         return 0.0
@@ -45,9 +45,9 @@ def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: floa
     """Computes epsilon of `times` noisy sums over batches drawn by Poisson sampling.
 
     Args:
-      noise, times, delta: noise multiplier, number of sums and delta, see the module's text.
-      size, total: mean size of a batch, and number of samples, each of which is in a batch with
-        probability size / total.
+      noise, times, delta: noise multiplier, number of sums and delta, see the module's docstring.
+      size, total: mean batch size and number of samples; a batch has each sample with probability
+        size / total.
     """
     exact = gaussian_epsilon(noise, times, delta)
     if size >= total or not noise:
@@ -71,7 +71,7 @@ def _converted(rdp: tuple[float, ...], times: int, delta: float) -> float:
     """Converts the Renyi divergences of one sum to epsilon of `times` sums."""
     if not times:
         return 0.0
-    # Renyi divergences of sums that depend on each other add up.
+    # Renyi divergences add up, even if sums depend on each other.
     return float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0])
 
 

@@ -1,8 +1,8 @@
 """Lengths, distances and geometric medians of vectors, relative to those of a round.
 
-Lengths and distances are root mean squares over the entries that are compared. A round's length or
-distance is the median over all vectors that arrived. Everything here stays finite for entries up to
-the largest float32.
+Lengths and distances are root mean squares over the compared entries. A round's length or distance
+is the median over all arrived vectors. All results stay finite for entries up to the largest
+float32.
 """
 
 import operator
@@ -16,12 +16,12 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.trust.vectors import Vectors
 
 WEISZFELD_STEPS = 8
-EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
+EQUAL = 1e-6  # times a length: closer vectors are equal except for rounding
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 def largest(vectors: Vectors) -> jax.Array:
-    """Returns the largest magnitude of the entries held, float32 [P, V]; 0 where none is."""
+    """Returns the largest magnitude of held entries, float32 [P, V]; 0 without any."""
     peaks = jnp.zeros(vectors.present.shape)
     for x, held in zip(vectors.values, vectors.held):
         peaks = jnp.maximum(peaks, jnp.max(jnp.where(held, jnp.abs(x), 0), -1))
@@ -29,9 +29,9 @@ def largest(vectors: Vectors) -> jax.Array:
 
 
 def lengths(vectors: Vectors) -> jax.Array:
-    """Returns the root mean square of the entries held, float32 [P, V]; 0 where none is."""
-    # Squares of entries over the largest one do not overflow; within these bounds the scale's
-    # reciprocal is a normal number.
+    """Returns the root mean square of held entries, float32 [P, V]; 0 without any."""
+    # Entries are divided by the largest one, so that squares do not overflow. Within these bounds
+    # the scale's reciprocal is a normal number.
     scale = jnp.clip(largest(vectors), 1e-37, 1e37)[..., None]
     total = count = jnp.zeros(vectors.present.shape)
     for x, held in zip(vectors.values, vectors.held):
@@ -47,11 +47,11 @@ def minus(
 
     Args:
       vectors: the vectors of P clients.
-      centre: the centre, a float [V, D] for each piece.
-      known: the entries that the centre has, a bool for each piece; None where it has all.
+      centre: the centre, a float [V, D] per piece.
+      known: the entries that the centre has, a bool array per piece; None if it has all.
 
     Returns:
-      The differences; an entry that the centre lacks is held by nobody.
+      The differences; no client holds an entry that the centre lacks.
     """
     held = vectors.held
     if known is not None:
@@ -68,16 +68,16 @@ def scaled(vectors: Vectors, factor: jax.Array) -> Vectors:
 def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
     """Computes the geometric median over clients of each of the V vectors.
 
-    It is Weiszfeld's iteration from 0, smoothed as in RFA (Pillutla et al., 2022).
+    It uses Weiszfeld's iteration from 0, smoothed as in RFA (Pillutla et al., 2022).
 
     Returns:
-      A float [V, D] for each piece; an entry that nobody holds is 0.
+      A float [V, D] per piece; an entry that no client holds is 0.
     """
     floor = EQUAL * round_median(lengths(vectors), vectors.present)
 
     def step(_, centre):
         distance = lengths(minus(vectors, centre))
-        # The floor keeps a vector that the centre has reached from an infinite weight.
+        # The floor bounds the weight of a vector that the centre has reached.
         weight = 1 / jnp.maximum(jnp.maximum(distance, floor), TINY)
         weight = jnp.where(vectors.present, weight, 0)
         weight = weight / jnp.maximum(jnp.max(weight, 0), TINY)
@@ -93,10 +93,10 @@ def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
 
 
 def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:
-    """Returns the median of the numbers that count, the lower one of two; 0 of none.
+    """Returns the (lower) median of the counted numbers; 0 without any.
 
     Args:
-      x, counted: float and bool, of one shape.
+      x, counted: float and bool, of the same shape.
     """
     ordered = jnp.sort(jnp.where(counted, x, jnp.inf).reshape(-1))
     count = counted.sum()
@@ -106,14 +106,13 @@ def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:
 def clip_to_round(vectors: Vectors, bound: float, same_entries: bool) -> Vectors:
     """Clips vectors to `bound` times the round's length and distance.
 
-    A vector that is longer than `bound` times the round's length is scaled down to that. Then one
-    that is further from the geometric median than `bound` times the round's distance is moved
-    towards it.
+    First, vectors longer than `bound` times the round's length are scaled down to it. Then vectors
+    further from the geometric median than `bound` times the round's distance are moved towards it.
 
     Args:
       vectors: the vectors of P clients.
       bound: the largest length and distance, in units of the round's.
-      same_entries: False leaves distances out, since entries mean other things in each vector.
+      same_entries: False skips distances, since the meaning of entries differs between vectors.
     """
 
     def factor(sizes: jax.Array, counted: jax.Array, unit: jax.Array) -> jax.Array:
@@ -127,10 +126,10 @@ def clip_to_round(vectors: Vectors, bound: float, same_entries: bool) -> Vectors
         return vectors
     centre = geometric_centre(vectors)
     offset = minus(vectors, centre)
-    # Of one or two owners of a class nobody can tell which is right.
+    # With one or two owners of a class, no rule can tell which is right.
     several = present & (present.sum(0) > 2)
     distances = lengths(offset)
     distance = jnp.maximum(round_median(distances, several), EQUAL * length)
     near = scaled(offset, factor(distances, several, distance))
     values = tuple(map(jnp.add, centre, near.values))
-    return near._replace(values=values)  # `minus` leaves `held` as it is
+    return near._replace(values=values)  # `minus` did not change `held`

@@ -1,5 +1,7 @@
-"""The options of attacks, defences and privacy; what they do is in `attacks`, `defences` and
-`privacy`, which a plain run does not load."""
+"""Options of attacks, defences and privacy.
+
+`attacks`, `defences` and `privacy` implement them; a plain run does not import these modules.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,9 +28,9 @@ class Attack:
 
     Attributes:
       kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); none:
-        nobody attacks.
-      share: Share of the clients that attack, to the nearest number.
-      strength: Strength s of the attack, a factor on what it adds.
+        no attack.
+      share: Share of the clients that attack, rounded to the nearest number of clients.
+      strength: Strength s of the attack, a factor on its change.
       seed: Seed of the choice of attackers, and of the direction of a shift.
     """
 
@@ -43,10 +45,10 @@ class Defence(NamedTuple):
 
     Attributes:
       name: the defence's name in a config.
-      apply: (`vectors.Vectors`, same_entries) -> Vectors. `same_entries` is False where a position
-        means another thing in each client's vectors.
-      by_entry: True if the defence only works where positions mean the same.
-      most_weight: the most that a client may count, in medians of the round.
+      apply: (`vectors.Vectors`, same_entries) -> Vectors. `same_entries` is False if the meaning of
+        a position differs between clients' vectors.
+      by_entry: True if the defence needs positions with the same meaning.
+      most_weight: bound on a client's counts, in units of the round's median.
     """
 
     name: str
@@ -65,13 +67,14 @@ class Privacy(NamedTuple):
 
     Attributes:
       unit: the hidden unit, see `trust.privacy`.
-      clip: L2 norm of an update or of a sample's gradient, over all its arrays.
-      noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
+      clip: bound on the L2 norm of an update or a sample's gradient, over all its arrays.
+      noise: standard deviation of the noise on the sum, in units of `clip`; 0 adds none, and hides
+        nothing.
       delta: the delta for which epsilon is computed.
-      secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
-        and secret can remove the noise, so a recorded seed hides nothing. They are constants of
-        compiled programs, which must then not be cached on disk, unless they are traced, as in
-        `fedjax_ht.deploy`.
+      secret: words that are folded into the key of the noise, in addition to the seed. Anyone who
+        knows seed and secret can remove the noise, so a recorded seed alone hides nothing. They are
+        constants of compiled programs, which must then not be cached on disk, unless they are
+        traced, as in `fedjax_ht.deploy`.
     """
 
     unit: Unit
@@ -82,4 +85,4 @@ class Privacy(NamedTuple):
 
 
 Exposure = Literal["nothing", "alike", "apart"]
-"""The knowledge that uploads give besides their numbers, see `disclosure.exposure`."""
+"""What uploads reveal besides their numbers, see `disclosure.exposure`."""

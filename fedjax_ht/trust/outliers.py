@@ -1,9 +1,8 @@
-"""Outliers among a round's uploads, by their size: named where they are far off, and refused beyond
-any doubt.
+"""Outliers among a round's uploads, by size: large ones are reported, extreme ones rejected.
 
-Both are always on; `trust.defences` are options. The size of an upload is its largest entry, or the
-root mean square of its entries, whichever is more medians of the round's uploads. Plain arrays of
-an upload, such as a model, have one size, and `Masked` ones, such as prototypes, have another.
+This is on by default, unlike `trust.defences`. The size of an upload is its largest entry or the
+root mean square of its entries, whichever is the larger multiple of the round's median. Plain
+arrays of an upload, such as a model, have one size, and `Masked` ones, such as prototypes, another.
 """
 
 import math
@@ -16,13 +15,13 @@ from fedjax_ht.core.context import Received
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.trust.geometry import round_median
 
-FEWEST = 3  # uploads that have a median which no single one of them decides
-LEAST = 1e-3  # of a median: below it most uploads are updates at rest, and any other is large
+FEWEST = 3  # minimum number of uploads, so that no single one decides the median
+LEAST = 1e-3  # minimum median: below it most updates are near zero, so that any other looks large
 MOST = 1e30  # the largest ratio
 
 
 def size_ratios(num_clients: int, received: dict[str, Received]) -> jax.Array:
-    """Computes how many times the round's median the size of each client's upload is.
+    """Computes the ratio of each client's upload size to the round's median.
 
     Ratios of honest clients are in benchmarks/results/honest_uploads.csv.
 
@@ -41,15 +40,18 @@ def size_ratios(num_clients: int, received: dict[str, Received]) -> jax.Array:
     counted = holds & arrived
     usual = jax.vmap(round_median)(sizes, counted)[:, None]
     certain = (counted.sum(1, keepdims=True) >= FEWEST) & (usual >= LEAST) & jnp.isfinite(usual)
-    # What did not arrive may be NaN.
+    # Uploads that did not arrive may be NaN.
     times = jnp.where(certain & counted, sizes / jnp.maximum(usual, LEAST), 0)
     largest = jnp.minimum(times.max(0, initial=0), MOST)
     return jnp.zeros(num_clients).at[ids].max(largest)
 
 
 def _sizes(uplink: PyTree, clients: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the sizes of a bucket's uplinks, float32 [2 K, clients] of K kinds: largest entries,
-    then root mean squares; and the sizes that are of any entry, bool [2 K, clients]."""
+    """Returns the sizes of a bucket's uplinks, and which of them have any entries.
+
+    The sizes are float32 [2 K, clients] for K kinds of arrays: largest entries, then root mean
+    squares. The second is bool [2 K, clients].
+    """
     kinds: dict[bool, list] = {}  # whether masked -> largest entry, sum of squares, entries
     for path, leaf in jax.tree_util.tree_leaves_with_path(uplink, is_leaf=wire.is_leaf):
         if not wire.is_payload(leaf):
@@ -75,8 +77,11 @@ def _sizes(uplink: PyTree, clients: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _is_variance(path: tuple) -> bool:
-    """Returns True for running variances, "var" below "stats". They count by their square roots: a
-    client whose inputs are s times another's has s^2 times its variances."""
+    """Returns True for running variances, "var" below "stats".
+
+    Their size is that of their square roots: if a client's inputs are s times another's, its
+    variances are s^2 times as large.
+    """
     names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return "stats" in names and names[-1] == "var"
 
@@ -84,16 +89,16 @@ def _is_variance(path: tuple) -> bool:
 def without_outliers(
     received: dict[str, Received], ratios: jax.Array, times: float
 ) -> tuple[dict[str, Received], jax.Array]:
-    """Refuses uploads that are beyond anything honest.
+    """Rejects uploads that are too large to be honest.
 
     Args:
       received: bucket name -> uplinks.
       ratios: the `size_ratios` of the uplinks.
-      times: the largest ratio of an upload that is taken; 0 refuses none.
+      times: the largest accepted ratio; 0 rejects none.
 
     Returns:
-      The uplinks, of which those refused have not arrived; and bool [num_clients], the clients
-      whose uploads are refused.
+      The uplinks, with rejected ones marked as not arrived; and bool [num_clients], the clients
+      whose uploads are rejected.
     """
     if not times:
         return received, jnp.zeros(ratios.shape, bool)

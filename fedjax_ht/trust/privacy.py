@@ -1,21 +1,21 @@
-"""Differential privacy as a method around a method.
+"""Differential privacy as a wrapper around a method.
 
-A client's update is its upload minus the one that a newcomer without samples makes of the same
-downlink, which depends on nothing of the client. By unit:
+A client's update is its upload minus that of a new client without samples for the same downlink,
+which does not depend on the client's data or state. By unit:
 
     client   Every update is clipped to norm `clip`; the server adds N(0, (noise clip)^2) to their
-             sum. The server's state tells little of a client; the server itself sees all uploads.
-    upload   Every update is clipped, and the client adds that noise itself. An upload tells little
-             of its client, to the server too.
-    sample   Clients train by DP-SGD (Abadi et al., CCS 2016), see `dp_train`. Nothing tells much of
-             one sample.
+             sum. The server's state reveals little about a client; the server sees all uploads.
+    upload   Every update is clipped, and the client adds this noise itself. An upload reveals
+             little about its client, even to the server.
+    sample   Clients train by DP-SGD (Abadi et al., CCS 2016), see `dp_train`. Neither uploads nor
+             states reveal much about a single sample.
 
-In the first two every client counts as one sample, for the server and for itself, and a client
-whose result is not finite sends an update of zero: neither counts nor absence tell anything. Where
-uplinks of several shapes are summed apart, each sum has the whole noise, since a client is in one
-of them. Counts of samples are public in the third.
+With the first two, every client counts as one sample, for the server and for itself. A client whose
+result is not finite sends an update of zero. So neither counts nor absence reveal anything. If
+uplinks of different shapes are summed separately, each sum has the whole noise, since a client is
+in only one of them. With the third, sample counts are public.
 
-What noise cannot hide is refused, see `trust.disclosure`.
+Messages with parts that noise cannot hide are rejected, see `trust.disclosure`.
 """
 
 import functools
@@ -45,13 +45,12 @@ from fedjax_ht.trust.vectors import comparable
 
 
 def concealed(method: Method, attack: Attack, privacy: Privacy | None, num_clients: int) -> Method:
-    """Returns the method as its clients run it, before any defence: the one place with the order in
-    which attacks, noise and defences stand around a method.
+    """Returns the method as its clients run it, with attack and privacy, but without defences.
 
-    From the inside: the contract's checks (`contract.guarded`), then what attackers do instead,
-    then what hides a client, whose clipping attackers cannot avoid, and last, by
-    `trust.defences.defended`, the defences, which compare what the server gets. An attack of no
-    kind, and privacy that is None, are left out.
+    This defines the order of wrappers around a method. From the inside: the contract's checks
+    (`contract.guarded`), the attack, privacy (so that attackers cannot avoid its clipping), and
+    last, by `trust.defences.defended`, the defences, which compare the uploads that the server
+    gets. An attack without a kind and privacy None are skipped.
     """
     return private(attacked(method, attack, num_clients), privacy)
 
@@ -64,7 +63,7 @@ def private(method: Method, privacy: Privacy | None) -> Method:
       privacy: the unit, clipping and noise; None returns the method itself.
 
     Returns:
-      A method whose `check` raises a ValueError where its messages tell what noise cannot hide.
+      A method whose `check` raises ValueError if its messages reveal what noise cannot hide.
 
     Raises:
       ValueError: a field of `privacy` is out of range.
@@ -110,7 +109,7 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         ctx, key = _uncounted(ctx), privacy_key(ctx.key, privacy.secret)
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         finite = wire.all_finite((new, uplink))
-        # A newcomer's state, since one that this client keeps depends on its samples.
+        # The state of a new client, since this client's own state depends on its samples.
         nothing = without_samples(data)
         newcomer = any_state(method, bucket, ctx.key)
         newcomer = method.receive(bucket, newcomer, downlink, nothing._replace(round=None), ctx)
@@ -118,7 +117,7 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         uplink = _clip_update(uplink, untrained, privacy.clip)
         if privacy.unit == "upload":
             uplink = _add_noise(uplink, privacy.clip * privacy.noise, key)
-        # A result with metrics that are not finite would not arrive, and absence tells.
+        # A result with non-finite metrics would not arrive, and its absence would reveal that.
         metrics = {name: jnp.where(jnp.isfinite(x), x, 0) for name, x in metrics.items()}
         return select(finite, new, client), uplink, metrics
 
@@ -150,12 +149,12 @@ def _uncounted(ctx: Context) -> Context:
 def _clip_update(uplink: PyTree, untrained: PyTree, clip: float) -> PyTree:
     """Clips the update in an upload, over all arrays of its payload together.
 
-    The result is `untrained` where the update is not finite.
+    The result is `untrained` if the update is not finite.
     """
     untrained_leaves, starts, updates = wire.leaves_of(untrained), {}, {}
     for place, leaf in wire.payload_leaves(uplink).items():
         starts[place] = wire.dense(untrained_leaves[place])
-        # Rows that are not sent may be anything, and are no part of the update.
+        # Rows that are not sent may hold any value, and are not part of the update.
         difference = wire.values_of(leaf) - starts[place]
         updates[place] = jnp.where(wire.sent_rows(leaf), difference, 0)
     return wire.with_payload(uplink, jax.tree.map(jnp.add, starts, clipped(updates, clip)))
@@ -172,8 +171,8 @@ def noisy_sums(
 ) -> dict[str, Received]:
     """Adds noise N(0, scale^2) to the sum over clients of every entry that any of them sends.
 
-    For uplinks of each shape apart: the noise is added to the upload of the first client, by id,
-    that sends the entry.
+    This is done separately for uplinks of each shape. The noise is added to the upload of the first
+    client, by id, that sends the entry.
 
     Args:
       federation: the federation of the buckets.
@@ -186,8 +185,8 @@ def noisy_sums(
     """
     noisy = {}
     for part in comparable(received, nested=False):
-        # The part's first client: neither the order of buckets nor padding may decide what is
-        # drawn.
+        # Key by the part's first client, so that the draw does not depend on padding or the order
+        # of buckets.
         first_client = min(federation.members(b)[0] for b in federation.buckets if b.name in part)
         joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *part.values())
         arrays = {}
@@ -209,8 +208,8 @@ def _noisy_array(
     """Adds noise to each entry of one leaf, in the row of the first client that sends the entry.
 
     Args:
-      received: the uplinks that `leaf` is a part of.
-      leaf: array or `Masked` with a leading axis of clients.
+      received: the uplinks that contain `leaf`.
+      leaf: array or `Masked` with a leading client axis.
       absent: a number above any client's id.
       scale: standard deviation of the noise.
       key: the key of the noise on this leaf.
@@ -228,7 +227,7 @@ def _noisy_array(
 
 
 def norm_of(tree: PyTree) -> jax.Array:
-    """Computes the L2 norm of all arrays together, a float32 scalar; 0 without any array."""
+    """Computes the L2 norm of all arrays together, a float32 scalar; 0 without arrays."""
     total = jnp.float32(0)
     for x in jax.tree.leaves(tree):
         total = total + jnp.sum(jnp.square(x.astype(jnp.float32)))
@@ -247,7 +246,7 @@ def clipped(tree: PyTree, clip: float) -> PyTree:
 
 
 def gaussian(key: jax.Array, tree: PyTree, scale: float) -> PyTree:
-    """Draws noise N(0, scale^2) of the arrays' shapes and dtypes."""
+    """Draws noise N(0, scale^2) with the arrays' shapes and dtypes."""
     leaves, structure = jax.tree.flatten(tree)
     drawn = []
     for i, x in enumerate(leaves):
@@ -263,17 +262,17 @@ def clipped_sum(
     Args:
       gradient_of: (Batch of one sample, key) -> (loss, gradient).
       batch: a batch of B samples.
-      keys: random keys, [B], one for each sample.
-      clip: L2 norm of a sample's gradient.
+      keys: random keys, [B], one per sample.
+      clip: bound on the L2 norm of a sample's gradient.
     """
 
     def gradient_and_loss(sample: Batch, key):
-        # A batch of one; its mask is True, so that a loss of a masked sample is no 0 / 0.
+        # A batch of one sample; its mask is True, so that the loss of a masked sample is not 0 / 0.
         alone = jax.tree.map(lambda x: x[None], sample)._replace(mask=jnp.ones(1, bool))
         value, gradient = gradient_of(alone, key)
 
         def if_real(x):
-            # `where` and no product: a masked sample's gradient may be NaN.
+            # `where`, not a product: a masked sample's gradient may be NaN.
             return jnp.where(sample.mask, x, 0)
 
         return jax.tree.map(if_real, (clipped(gradient, clip), value))
@@ -282,18 +281,18 @@ def clipped_sum(
 
 
 def poisson_batch(key: jax.Array, source: Split, size: int) -> Split:
-    """Draws each sample with probability size / count, or 1 where there are fewer.
+    """Draws each sample with probability size / count, or 1 if there are fewer than `size`.
 
     Args:
       key: the key of the step.
       source: the samples; `count` of them are real.
-      size: mean number of samples drawn.
+      size: mean number of drawn samples.
 
     Returns:
-      The samples drawn, in front.
+      The split with drawn samples first.
     """
-    # A sample's own bits decide, whatever the padding. They are 23, so that the probability is up
-    # to 1e-7 off.
+    # Each sample has its own bits, so that padding has no influence. There are 23 of them: the
+    # probability's error is at most 1e-7.
     chance = size / jnp.maximum(source.count, size).astype(jnp.float32)
     position = jnp.arange(source.indices.shape[0])
     chosen = (jax.random.uniform(key, position.shape) < chance) & (position < source.count)
@@ -322,13 +321,13 @@ def dp_train(
         g = (sum_i g_i min(1, clip / |g_i|) + N(0, (noise clip)^2)) / B
         the recipe's optimiser descends on g
 
-    These are Poisson's batches, which accountants know best; B is their mean size. As many blocks
-    of B samples are summed as a batch has, so that none is cut short. A client with fewer than B
-    samples has all of them in every batch, and their number for B. The number of steps is that of
-    the recipe, which a client's number of samples decides.
+    These are Poisson batches, for which accountants give the best bounds; B is their mean size.
+    Gradients are summed over as many blocks of B samples as a batch needs, so no batch is cut.
+    If a client has fewer than B samples, every batch has all of them, and B is their number. The
+    number of steps is the recipe's, which depends on the client's number of samples.
 
-    The loss sees one sample at a time, with a key and an augmentation of its own; terms that
-    compare samples of a batch vanish.
+    The loss sees one sample at a time, with its own key and augmentation; terms that compare
+    samples of a batch vanish.
 
     Args:
       clip, noise: bound on a sample's gradient and noise multiplier.
@@ -337,8 +336,7 @@ def dp_train(
         `local_training.train`.
 
     Returns:
-      The result, of which `stats` are those given: running statistics of a batch would show its
-      samples.
+      The result, with unchanged `stats`: running statistics of a batch would reveal its samples.
     """
     source, size = data.splits[split], training.batch_size
     steps, black = num_steps(training, source.count), getattr(data.preprocess, "black", 0.0)

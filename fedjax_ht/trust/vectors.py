@@ -1,11 +1,11 @@
-"""A round's uploads as vectors that can be compared: whole models, and rows of prototypes or heads.
+"""A round's uploads as comparable vectors: whole models, and rows of prototypes or heads.
 
-The payload of an uplink falls into groups. All its plain arrays together are one vector, the
-client's model. Of a `Masked` leaf each row is a vector, such as a class's prototype, which is
-compared with other clients' rows of that class alone; where a mask is by entry, the leaf is one
-vector of which a client holds a part.
+The payload of an uplink is split into groups. All plain arrays together are one vector, the
+client's model. Each row of a `Masked` leaf is a vector, such as a class's prototype, which is only
+compared with other clients' rows of that class. If a mask is by entry, the leaf is one vector, of
+which a client holds a part.
 
-`Wire.positions` says which positions mean the same in two uplinks of a method.
+`Wire.positions` says which positions have the same meaning in two uplinks of a method.
 """
 
 import math
@@ -23,8 +23,8 @@ class Vectors(NamedTuple):
     """V vectors of each of P clients, in pieces along their entries.
 
     Attributes:
-      values: pieces, float [P, V, D] each; 0 where a client does not hold an entry.
-      held: a bool array for each piece, broadcastable to it: the entries that clients hold.
+      values: pieces, float [P, V, D] each; 0 for entries that a client does not hold.
+      held: a bool array per piece, broadcastable to it: the entries that clients hold.
       present: bool [P, V], the vectors that arrived.
     """
 
@@ -34,12 +34,12 @@ class Vectors(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The place of one leaf of several buckets' uplinks in a piece of `Vectors`.
+    """How one leaf of several buckets' uplinks maps to a piece of `Vectors`.
 
     Attributes:
-      index: the leaf's index among `leaves_of` an uplink.
-      shapes: shapes of a client's array, one for each bucket.
-      common: the shape that holds all of them.
+      index: the leaf's index in `leaves_of` an uplink.
+      shapes: shapes of a client's array, one per bucket.
+      common: the elementwise maximum of these shapes.
       by_row: True if each row of the leaf is a vector; else the leaf is one, or a piece of one.
     """
 
@@ -50,13 +50,13 @@ class Layout(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The arrays of one leaf, of all buckets' clients.
+    """The arrays of one leaf, for all buckets' clients.
 
     Attributes:
-      layout: the way back to the buckets' leaves.
-      values: float [P, V, D]; entries that are not held may be anything.
+      layout: the mapping back to the buckets' leaves.
+      values: float [P, V, D]; entries that are not held are arbitrary.
       held: bool, broadcastable to `values`.
-      sent: bool, broadcastable to [P, V]: rows under the leaf's mask.
+      sent: bool, broadcastable to [P, V]: rows in the leaf's mask.
     """
 
     layout: Layout
@@ -74,10 +74,11 @@ def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Re
 
     Args:
       received: bucket name -> uplinks, or their forms.
-      nested: True if smaller uplinks lie in larger ones, so that numbers of axes alone must agree.
+      nested: True if smaller uplinks are parts of larger ones, so that only numbers of axes must
+        agree.
 
     Returns:
-      All buckets together where their uplinks have one shape; else each by itself.
+      All buckets together if their uplinks have the same shape; else each by itself.
     """
     kinds = set()
     for r in received.values():
@@ -94,15 +95,15 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
     """Splits uplinks into vectors.
 
     Args:
-      received: buckets that `comparable` has put together.
+      received: buckets that `comparable` has grouped.
 
     Returns:
-      Groups of vectors, in a fixed order: each `Masked` leaf, then the model. And a function that
-      puts such groups, changed, back in the uplinks' place: a row that is no longer present is no
-      longer sent, and a client whose model is no longer present has not arrived.
+      Groups of vectors in a fixed order: each `Masked` leaf, then the model. And a function that
+      writes changed groups back to uplinks: a row that is no longer present is not sent, and a
+      client whose model is no longer present has not arrived.
     """
     arrived = jnp.concatenate([r.arrived for r in received.values()])
-    # Entry i holds leaf i of every bucket's uplink.
+    # Column i has leaf i of every bucket's uplink.
     columns = list(zip(*(wire.leaves_of(r.uplink) for r in received.values())))
     groups: Uploads = []
     layouts: list[list[Layout]] = []
@@ -140,7 +141,7 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
 
 
 def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
-    """Stacks the buckets' leaves of one index over clients; smaller arrays are padded."""
+    """Stacks the buckets' leaves with the same index over clients; smaller arrays are padded."""
     arrays = list(map(wire.values_of, column))
     shapes = tuple(x.shape[1:] for x in arrays)
     common = tuple(map(max, zip(*shapes)))
@@ -154,7 +155,7 @@ def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
 
     values = stacked(arrays)
     held = sent = jnp.ones((1, 1, 1), bool)
-    if len(set(shapes)) > 1:  # entries beyond a smaller array are held by larger ones alone
+    if len(set(shapes)) > 1:  # only larger arrays hold the entries beyond a smaller one
         held = stacked([jnp.ones(x.shape, bool) for x in arrays])
     if by_row:
         sent = jnp.concatenate([_padded(mask, row_axes) for mask in masks])
@@ -169,16 +170,16 @@ def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
 
 
 def _padded(x: jax.Array, common: tuple[int, ...]) -> jax.Array:
-    """Pads [P, *shape] to [P, *common] with zeros behind each axis."""
+    """Pads [P, *shape] to [P, *common] with zeros at the end of each axis."""
     widths = [(0, large - small) for small, large in zip(x.shape[1:], common)]
     return jnp.pad(x, [(0, 0), *widths])
 
 
 def _vectors(pieces: Sequence[Piece], present: jax.Array) -> Vectors:
-    """Builds vectors of pieces, with 0 for every entry that is absent."""
+    """Builds vectors from pieces, with 0 for absent entries."""
     values = []
     for piece in pieces:
-        # What did not arrive, or is not held, may be NaN.
+        # Entries that did not arrive or are not held may be NaN.
         known = present[..., None] & piece.held
         values.append(jnp.where(known, piece.values, 0))
     return Vectors(tuple(values), tuple(piece.held for piece in pieces), present)
@@ -187,7 +188,7 @@ def _vectors(pieces: Sequence[Piece], present: jax.Array) -> Vectors:
 def _separated(
     column: Sequence[Any], layout: Layout, values: jax.Array, present: jax.Array
 ) -> tuple:
-    """Cuts values [P, V, D], and for rows present [P, V], into the buckets' leaves."""
+    """Splits values [P, V, D], and present [P, V] if by row, into the buckets' leaves."""
     values, start, leaves = values.reshape(-1, *layout.common), 0, []
     for leaf, shape in zip(column, layout.shapes):
         old = wire.values_of(leaf)
