@@ -1,1 +1,1 @@
-"""What a method is written against, and how it runs on the clients of one round."""
+"""The interface of methods, and how a round runs them on its clients."""

@@ -103,7 +103,7 @@ def uplink_forms(method: Method, federation: Federation, channel: Channel) -> di
 def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> bool:
     """Returns True if any part of a client's state survives the next downlink.
 
-    The trace of `receive` tells. If `receive` cannot be traced, the result is True.
+    This is determined from the trace of `receive`; if it cannot be traced, the result is True.
     """
 
     def received(client, downlink, data, key, round, info):

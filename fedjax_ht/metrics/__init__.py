@@ -1,1 +1,1 @@
-"""Accuracy, FLOPs and memory."""
+"""Accuracy, FLOPs, memory, and rules of nearest neighbours."""

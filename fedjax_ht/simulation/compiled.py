@@ -1,6 +1,6 @@
 """The transport of a simulation: runs buckets of clients in compiled programs on a device mesh.
 
-They train a round's participants. In an evaluation, they score clients and the server's own model.
+The programs train a round's participants, and score clients and the server's model in evaluations.
 """
 
 import functools
@@ -126,7 +126,7 @@ def first_state(program: Program) -> SimulationState:
 
 
 def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str, PyTree]) -> None:
-    """Raises ValueError if the states do not fit into the devices' memory, where it is known.
+    """Raises ValueError if the states do not fit into the devices' memory, if that is known.
 
     Otherwise the operating system might kill the process without a message.
     """

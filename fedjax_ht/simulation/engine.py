@@ -184,8 +184,8 @@ def shared_parts(
     """Returns the function (make, uses, *further) that makes a part of an engine, or finds it.
 
     A part is `make(hidden, federation, *further)`, where `hidden` is the method with attack and
-    privacy. If a part uses only some functions, it gets a method with only these, which are its
-    key.
+    privacy. If a part uses only some functions, it gets a method with only these, and they alone
+    identify it in the cache.
     """
     # Settings are arguments, as are pretrained variables. A method that varies makes all its
     # functions at once from its settings.

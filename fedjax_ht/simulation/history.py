@@ -180,7 +180,7 @@ def run_rounds(
 ) -> tuple[SimulationState, list[Row]]:
     """Runs like `run`, but without warnings, and donates the arrays of `state`.
 
-    For callers that hold states once and report rows in their own way. Options are those of
+    For callers that keep a single copy of states and report rows themselves. Options are those of
     `run_each`.
     """
 

@@ -127,7 +127,7 @@ def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
 
 
 def check_samples(method: Method, federation: Federation) -> None:
-    """Checks that clients reveal samples only through gradients, which alone get noise.
+    """Checks that clients reveal samples only through gradients, the only values with noise.
 
     Raises:
       ValueError: a client sends or keeps other functions of its samples; it does not train exactly
