@@ -13,8 +13,11 @@ from fedjax_ht.core.trees import select
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
-    """Returns (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) ->
-    (server, metrics); nothing changes if no uplink arrives."""
+    """Returns the server's step of a round; it changes nothing if no uplink arrives.
+
+    It is (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server,
+    metrics).
+    """
 
     def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)

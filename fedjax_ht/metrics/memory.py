@@ -29,9 +29,9 @@ def training_memory(bucket: Bucket, training: LocalTraining) -> int:
     backward pass.
 
     The count covers the model only, not other models that a method trains. It excludes the data,
-    the program and temporary buffers, and ignores savings and waste by the compiler. Relative to
-    XLA's memory on a CPU for a step of SGD it is 0.8 to 1.2 times as much for CNN-1..5 (batches of
-    10 and 64), 1.8 for ResNet-18 and 1.6 for MobileNetV2 (batches of 10).
+    the program and temporary buffers, and ignores savings and waste by the compiler. For a step of
+    SGD on a CPU, its ratio to XLA's memory is 0.8 to 1.2 for CNN-1..5 (batches of 10 and 64), 1.8
+    for ResNet-18 and 1.6 for MobileNetV2 (batches of 10).
     """
     model = model_form(bucket)
     optimizer = jax.eval_shape(training.optimizer.init, model["params"])
