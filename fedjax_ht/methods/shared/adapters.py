@@ -1,10 +1,10 @@
 """Low-rank adapters of several ranks at a server: families, and rows of adapters.
 
-A family is all clients whose models are one but for the rank of their adapters. Adapters of a
-family travel and are averaged by rows: entry j of "lora_a", float [r, ..., inputs], and of
-"lora_b", float [r, ..., outputs], is the j-th row of A and the j-th column of B. A smaller rank has
-the first rows of a larger one. Between the row and the width stand the axes of stacked blocks, if
-any (`models.stacking`).
+A family is the set of clients whose models differ only in the rank of their adapters. A family's
+adapters are sent and averaged by rows: entry j of "lora_a", float [r, ..., inputs], is row j of A,
+and entry j of "lora_b", float [r, ..., outputs], is column j of B. A smaller rank holds the first
+rows of a larger one. The axes of stacked blocks, if any, lie between the row and the width
+(`models.stacking`).
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class AdapterUplink(NamedTuple):
 
     Attributes:
       rows: adapters, or all A or all B of them.
-      head: the head; () where it stays with the client.
+      head: the head; () if it stays with the client.
       num_samples: Metadata(int32), the client's number of training samples.
     """
 
@@ -57,10 +57,10 @@ class AdapterUplink(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A family's adapters and head, at the server or as they come down to a client.
+    """A family's adapters and head, at the server or in a downlink.
 
     Attributes:
-      rows: adapters of the family's largest rank, or of the client's.
+      rows: adapters, of the family's largest rank at the server, of the client's in a downlink.
       head: the head.
     """
 
@@ -72,7 +72,7 @@ def require_adapters(name: str) -> Callable[[Federation], None]:
     """Makes the check of a method that exchanges adapters; a `Method.check`.
 
     Args:
-      name: name of the method, with which the message begins.
+      name: name of the method; the error message starts with it.
     """
 
     def check(federation: Federation) -> None:
@@ -93,7 +93,7 @@ def adapted(bucket: Bucket) -> Adapted:
 
 
 def families_of(federation: Federation) -> list[list[Bucket]]:
-    """Groups the buckets whose models differ in the rank alone, by their lowest client id."""
+    """Groups buckets whose models differ only in rank, ordered by lowest client id."""
     families: dict[Any, list[Bucket]] = {}
     for bucket in sorted(federation.buckets, key=federation.members):
         module: Any = bucket.module
@@ -112,7 +112,7 @@ def largest_rank(family: list[Bucket]) -> int:
 
 
 def state_for(federation: Federation, bucket: Bucket, states: list[Any]) -> Any:
-    """Returns the entry of a bucket's family in a list with one for each family."""
+    """Returns the state of a bucket's family from a list with one state per family."""
     families = families_of(federation)
     (place,) = (i for i, family in enumerate(families) if bucket in family)
     return states[place]
@@ -150,7 +150,7 @@ def part_of(adapters: PyTree, name: str) -> PyTree:
 
 
 def united(first: PyTree, second: PyTree) -> PyTree:
-    """Returns adapters of all A and all B, in either order."""
+    """Combines all A and all B, in either order, into adapters."""
     return jax.tree.map(lambda a, b: a | b, first, second, is_leaf=is_pair)
 
 
@@ -160,7 +160,7 @@ def first_rows(rows: Rows, rank: int) -> Rows:
 
 
 def padded(rows: Rows, rank: int) -> Rows:
-    """Lengthens adapters to `rank` rows by zeros."""
+    """Pads adapters with zeros to `rank` rows."""
 
     def pad(x):
         return jnp.pad(x, [(0, rank - len(x))] + [(0, 0)] * (x.ndim - 1))
@@ -169,7 +169,7 @@ def padded(rows: Rows, rank: int) -> Rows:
 
 
 def scaled(rows: Rows, factor: float | jax.Array, names: tuple[str, ...] = (A, B)) -> Rows:
-    """Multiplies adapters by a factor: of each layer the entries `names`."""
+    """Multiplies the entries `names` of each layer's adapter by a factor."""
 
     def scale(pair):
         return {name: x * factor if name in names else x for name, x in pair.items()}
@@ -199,7 +199,7 @@ def product_norm(rows: Rows) -> jax.Array:
 
 
 def init_models(federation: Federation, key: jax.Array) -> list[Model]:
-    """Draws each family's first adapters, of its largest rank, and head; a `Method.init_server`."""
+    """Initialises each family's adapters, of its largest rank, and head; a `Method.init_server`."""
     models = []
     for i, family in enumerate(families_of(federation)):
         params = init_variables(largest(family), jax.random.fold_in(key, i))["params"]
@@ -217,11 +217,11 @@ def joined(
     Args:
       federation: the federation, whose buckets form the families.
       received: the uplinks.
-      prepare: (family, bucket, uplink of one of the bucket's clients) -> (an uplink whose shapes
-        are those of all clients of the family, what the server knows beside it).
+      prepare: (family, bucket, uplink of one of the bucket's clients) -> (an uplink with the same
+        shapes for all clients of the family, further values that the server knows).
 
     Returns:
-      Of each family the uplinks, and what is known beside them, [P].
+      For each family, the uplinks and the further values, [P].
     """
     uploads = []
     for family in families_of(federation):
@@ -239,8 +239,7 @@ def joined(
 def with_held(
     family: list[Bucket], bucket: Bucket, uplink: AdapterUplink
 ) -> tuple[AdapterUplink, jax.Array]:
-    """Pads an upload to the family's rank; returns it, and bool [r], the rows that the client
-    holds."""
+    """Pads an upload to the family's rank; also returns the rows that the client has, bool [r]."""
     rank = largest_rank(family)
     held = jnp.arange(rank) < adapted(bucket).rank
     return uplink._replace(rows=padded(uplink.rows, rank)), held
@@ -251,9 +250,9 @@ def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> 
 
     Args:
       rows: stacked adapters [P, r, ...].
-      weights: float32 [P], of each client.
+      weights: float32 [P], one per client.
       held: bool [P, r], the rows that clients hold.
-      old: the rows [r, ...] that stay where nobody holds them.
+      old: the previous rows [r, ...], kept where no client holds a row.
     """
     shares = jnp.where(held, weights[:, None], 0)
     total = shares.sum(0)
@@ -268,12 +267,12 @@ def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> 
 
 
 def sample_weights(received: Received) -> jax.Array:
-    """Weights of a mean by samples, float32 [P], see `averaging.client_weights`."""
+    """Returns weights by number of samples, float32 [P], see `averaging.client_weights`."""
     return client_weights(received, received.uplink.num_samples)
 
 
 def mean_head(received: Received, old: PyTree) -> PyTree:
-    """Averages heads by samples; `old` stays where no client with samples arrived."""
+    """Averages heads by number of samples; keeps `old` if no client with samples arrived."""
     weights = sample_weights(received)
     return select(weights.any(), weighted_mean(received.uplink.head, weights), old)
 
@@ -282,12 +281,13 @@ def mean_head(received: Received, old: PyTree) -> PyTree:
 
 
 def plain_model(bucket: Bucket, model: PyTree) -> tuple[nn.Module, PyTree]:
-    """Returns a client's module without adapters, and the variables {"params", "stats"} by which it
-    computes the same: each adapter's product is added to the kernel under it.
+    """Returns an equivalent module without adapters and its variables {"params", "stats"}.
+
+    Each adapter's product is added to the kernel that it adapts.
 
     Args:
-      bucket: the bucket of the client; of models without adapters all stays as it is.
-      model: the client's {"params", "stats"}, beside them FLoRA's sum of products "total".
+      bucket: the bucket of the client; models without adapters are returned unchanged.
+      model: the client's {"params", "stats"}, with FLoRA also its sum of products "total".
     """
     module, params = bucket.module, model["params"]
     if isinstance(module, SplitModel) and isinstance(module.base, Adapted):

@@ -1,5 +1,7 @@
-"""Means within architectures: one for all clients whose shared parameters have equal names and
-shapes, whatever else their models have."""
+"""Means within architectures: one for each group of clients with the same shared parameters.
+
+Names and shapes of the shared parameters are equal in a group; other parameters may differ.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 
 Part = Callable[[Bucket, PyTree], PyTree]
-"""(bucket, parameters {"base", "head"} of a client's model) -> the parameters that are shared."""
+"""(bucket, parameters {"base", "head"} of a client's model) -> the shared parameters."""
 
 
 def whole_model(bucket: Bucket, params: PyTree) -> PyTree:
@@ -30,8 +32,7 @@ def extractor(bucket: Bucket, params: PyTree) -> PyTree:
 
 
 def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Bucket]]:
-    """Groups the buckets whose shared parameters have equal names and shapes, by their lowest
-    client id."""
+    """Groups buckets whose shared parameters have equal names and shapes, by lowest client id."""
     groups: dict[str, list[Bucket]] = {}
     for bucket in sorted(federation.buckets, key=federation.members):
         model = model_form(bucket)
@@ -40,13 +41,13 @@ def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Buc
 
 
 def sizes_of(federation: Federation, part: Part = whole_model) -> list[int]:
-    """Counts the clients of each group of `groups_of`, without those that never train."""
+    """Counts the clients in each group of `groups_of`, except those that never train."""
     groups = groups_of(federation, part)
     return [sum(map(federation.num_training, group)) for group in groups]
 
 
 def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model) -> list[PyTree]:
-    """Draws the first shared parameters of each group."""
+    """Initialises the shared parameters of each group."""
     parts = []
     for i, (bucket, *_) in enumerate(groups_of(federation, part)):
         model = init_variables(bucket, jax.random.fold_in(key, i))
@@ -57,7 +58,7 @@ def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model)
 def part_for(
     federation: Federation, bucket: Bucket, parts: list[PyTree], *, part: Part = whole_model
 ) -> PyTree:
-    """Returns the entry of a bucket's group in a list with one for each group."""
+    """Returns the part of a bucket's group from a list with one part per group."""
     groups = groups_of(federation, part)
     (place,) = (i for i, group in enumerate(groups) if bucket in group)
     return parts[place]
@@ -66,7 +67,7 @@ def part_for(
 def joined(
     federation: Federation, received: dict[str, Received], part: Part = whole_model
 ) -> list[Received]:
-    """Joins the uplinks of each group, as `gather_received` orders them."""
+    """Joins the uplinks of each group, in the order of `gather_received`."""
     uploads = []
     for group in groups_of(federation, part):
         uploads.append(gather_received({bucket.name: received[bucket.name] for bucket in group}))
@@ -81,7 +82,7 @@ def send_model(federation: Federation, bucket: Bucket, server: list[PyTree], ctx
 def receive_model(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Replaces the parameters of a client's model by the downlink; a `Method.receive`."""
+    """Replaces the parameters of a client's model with the downlink; a `Method.receive`."""
     return client | {"params": downlink}
 
 
@@ -97,12 +98,12 @@ class Sharing(NamedTuple):
 def sharing(part: Part, put: Callable[[PyTree, PyTree], PyTree]) -> Sharing:
     """Makes the functions of a method whose clients average a part of their models.
 
-    The server's state is a list of one part for each group of `groups_of`, the downlink the group's
-    part, and the uplink an `averaging.ModelUplink` of it.
+    The server's state is a list with one part for each group of `groups_of`. The downlink is the
+    group's part, and the uplink an `averaging.ModelUplink` of it.
 
     Args:
-      part: the part that is shared.
-      put: (parameters of a client's model, the shared ones) -> its parameters with these.
+      part: selects the shared part.
+      put: (parameters of a client's model, the shared ones) -> the model's new parameters.
     """
 
     def init_server(federation, key):
@@ -142,10 +143,9 @@ def mean_parts(
 
     Args:
       federation: the federation, whose buckets form the groups.
-      parts: the shared parameters so far, which stay where no client of a group with samples
-        arrived.
+      parts: the previous shared parameters, kept if no client of a group with samples arrived.
       received: uplinks of type `averaging.ModelUplink`.
-      part: the part of a model that clients share.
+      part: selects the shared part of a model.
 
     Returns:
       The new shared parameters of each group; weights are those of `averaging.client_weights`.
@@ -164,13 +164,12 @@ def apart_from_mean(
     *,
     kept: Callable[[PyTree], PyTree],
 ) -> list[PyTree]:
-    """Subtracts the mean over each group's clients from a value of the server's, as an invariant
-    does (`View.invariant`).
+    """Subtracts the mean over each group's clients from the server's value; for `View.invariant`.
 
     Args:
       federation: the federation, whose buckets form the groups.
       values: the server's value for each group.
-      clients: bucket name -> states, stacked; clients without a row keep zeros.
+      clients: bucket name -> states, stacked; clients without a row count as zeros.
       kept: (stacked states) -> the values that clients keep.
     """
     apart = []

@@ -18,8 +18,8 @@ class ModelUplink(NamedTuple):
 
     Attributes:
       params: the model's parameters {"base", "head"}, or those of the part.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
+      num_samples: Metadata(int32), the client's number of training samples; () for an unweighted
+        mean.
     """
 
     params: PyTree
@@ -27,11 +27,11 @@ class ModelUplink(NamedTuple):
 
 
 def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:
-    """Returns a client's number of training samples as metadata, where the mean weighs by it.
+    """Returns a client's number of training samples as metadata, if the mean is weighted by it.
 
     Args:
       ctx: the context of `client_update`.
-      weighting: the weights of the mean: "samples", or "uniform" with which nothing is sent, ().
+      weighting: the weights of the mean: "samples", or "uniform", which sends nothing, ().
     """
     if weighting != "samples":
         return ()
@@ -43,10 +43,9 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
     """Computes the weights of a mean over clients, float32 [P], not normalised.
 
     Args:
-      received: the uplinks; clients that did not arrive, or have no training samples, have weight
-        0.
-      num_samples: the stacked uploads of `sent_samples`, for a mean by samples. With () the other
-        clients have weight 1 each.
+      received: the uplinks; clients that did not arrive, or have no training samples, get weight 0.
+      num_samples: the stacked uploads of `sent_samples`, to weight by samples. With (), the other
+        clients get weight 1.
 
     Example:
       >>> info = fl.ClientInfo(jnp.arange(3), jnp.array([6, 0, 2]), jnp.zeros(3, int))
@@ -68,7 +67,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
     Args:
       stacked: pytree of float [P, ...].
-      weights: float [P], at least 0, normalised here. Rows of weight zero are never read.
+      weights: float [P], at least 0, normalised here. Rows with weight zero are never read.
 
     Returns:
       The pytree without the leading axis; zeros if all weights are zero.
@@ -94,7 +93,7 @@ def set_rows(
       counted: bool [P], the clients whose rows are written; None for all that arrived.
     """
     written = received.arrived if counted is None else counted
-    # An id past the last client is dropped by the scatter.
+    # The scatter drops an id past the last client.
     places = jnp.where(written, received.info.id, len(table))
     return table.at[places].set(rows, mode="drop")
 
@@ -102,6 +101,6 @@ def set_rows(
 def keep_present(tree: PyTree, present: HostArray) -> PyTree:
     """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
 
-    Servers run absent clients' models, too, and their values may be NaN.
+    Servers also run the models of absent clients, whose values may be NaN.
     """
     return jax.tree.map(lambda x: jnp.where(over_rows(present, x), x, 0), tree)

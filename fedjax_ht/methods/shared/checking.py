@@ -1,7 +1,7 @@
-"""A check that a method keeps the contract of `core.method`.
+"""Checks that a method keeps the contract of `core.method`.
 
-It plays rounds of a few clients with few samples, in which all values that must not be read are
-spoiled: beside the clients' own samples there are others that no client may read.
+The check runs rounds of a few clients with few samples, and spoils all values that must not be
+read. The data also holds samples that no client may read.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import Metadata, sent
 from fedjax_ht.models import mlp
 
-CLIENTS = 3  # clients played of each bucket
-BRIGHT = 100.0  # a masked sample's pixels: not NaN, since zero times NaN is NaN in any gradient
+CLIENTS = 3  # players per bucket
+BRIGHT = 100.0  # pixels of a masked sample; not NaN, since 0 * NaN is NaN in any gradient
 
 
 class Player(NamedTuple):
-    """A client that is played: its bucket, its `ClientInfo` and its samples."""
+    """A client of the check: its bucket, its `ClientInfo` and its samples."""
 
     bucket: Bucket
     info: ClientInfo
@@ -46,15 +46,17 @@ class Player(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The samples of all players, with the public set as a split; the last sample is no client's,
-    and differs in `spoiled`."""
+    """The samples of all players, with the public set as a split.
+
+    The last sample belongs to no client, and differs in `spoiled`.
+    """
 
     plain: Data
     spoiled: Data
 
 
 def small_federation() -> Federation:
-    """Makes six clients with two perceptrons of one feature width, for grey 4x4 images."""
+    """Makes six clients with two perceptrons of equal feature width, for grey 4x4 images."""
     models = {"narrow": mlp(3, (8,)), "wide": mlp(3, (12, 8))}
     return make_federation(models, (4, 4, 1), 3, num_clients=2 * CLIENTS)
 
@@ -69,7 +71,7 @@ def with_public_set(federation: Federation, method: Method) -> Federation:
 def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
     """Chooses the first clients of every bucket and draws their samples; no two clients share one.
 
-    Indices past a split's count point to the last sample, which is no client's.
+    Indices past a split's count point to the last sample, which belongs to no client.
     """
     batch = method.training.batch_size
     counts = (max(1, batch // 2), batch + (batch + 1) // 2, 0)
@@ -112,10 +114,10 @@ def _samples(shape: InputShape, count: int, rng: np.random.Generator) -> PyTree:
 
 
 def filled(split: Split, columns: int, filler: np.ndarray) -> Split:
-    """Widens splits [..., max] by some columns and puts `filler` past every count.
+    """Widens splits [..., max] by `columns` and writes `filler` past every count.
 
     Args:
-      split: one client's, or stacked.
+      split: the split of a client, or stacked splits.
       columns: number of columns to add.
       filler: int [max + columns], or with the leading axes of the split.
     """
@@ -126,12 +128,12 @@ def filled(split: Split, columns: int, filler: np.ndarray) -> Split:
 
 
 def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTree:
-    """Puts values in place of all numbers, by kind of dtype ("f", "i", "b"), where a flag is set.
+    """Replaces values where a flag is set, by kind of dtype ("f", "i", "b").
 
     Args:
-      tree: arrays; those of other kinds stay.
+      tree: arrays; those of other kinds are unchanged.
       where: bool, a scalar or one for each row of all arrays.
-      values: kind -> value; arrays of a kind without a value stay.
+      values: kind -> value; arrays of a kind without a value are unchanged.
     """
     kinds = {"f": jnp.floating, "i": jnp.integer, "b": jnp.bool_}
 
@@ -145,23 +147,23 @@ def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTre
     return jax.tree.map(with_values, tree)
 
 
-SEEN = 4  # samples that are scored, beside as many masked ones
-# values put where nothing may be read, by kind of dtype
+SEEN = 4  # scored samples, next to as many masked ones
+# values written where nothing may be read, by kind of dtype
 HIDDEN = {"f": np.nan, "i": 1000, "b": True}
 NOTHING = {"f": 0.0, "i": 0, "b": False}
 
 
 class Game(NamedTuple):
-    """A method's compiled functions, and who is played.
+    """A method's compiled functions, and the players.
 
     Attributes:
       method, federation: the method and its federation.
       players, pool: the clients, and their samples.
-      first: (root key) -> the first server state.
+      first: (root key) -> the initial server state.
       starts: bucket name -> `_first_state`.
       plays: bucket name -> `_client_round`.
       serve: the server's step, `core.aggregation.server_step`.
-      data: the samples that the server reads, None without.
+      data: the samples that the server reads; None if it reads none.
       root: the root key.
     """
 
@@ -209,13 +211,13 @@ def make_game(method: Method, federation: Federation) -> Game:
 
 
 def begin(game: Game) -> tuple[PyTree, list[PyTree]]:
-    """Returns the first states of the server and of the players."""
+    """Returns the initial states of the server and of the players."""
     clients = [game.starts[p.bucket.name](game.root, p.info.id) for p in game.players]
     return game.first(game.root), clients
 
 
 def _first_state(method: Method, federation: Federation, bucket: Bucket) -> Callable:
-    """Compiles (root, client id) -> the first state of one of the bucket's clients."""
+    """Compiles (root, client id) -> the initial state of a client of the bucket."""
 
     def init(root, client_id):
         key = client_key(root, Purpose.INIT_CLIENT, 0, client_id)
@@ -225,7 +227,7 @@ def _first_state(method: Method, federation: Federation, bucket: Bucket) -> Call
 
 
 def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Callable:
-    """Compiles a round of one of the bucket's clients.
+    """Compiles a round of a client of the bucket.
 
     Returns:
       (server, client, samples, split, info, root, round) -> {"client_update": its three values,
@@ -246,7 +248,7 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
         chosen = np.where(mask, np.arange(2 * SEEN) % last, last)
         x = data.preprocess(jax.tree.map(lambda leaf: leaf[chosen], data.inputs))
         scores = method.predict(bucket, trained, downlink, x, jnp.asarray(mask))
-        # A score of -inf says "no prediction", and is large here: only NaN is wrong.
+        # -inf means "no prediction" and becomes a large number here; only NaN is an error.
         scores = {rule: jnp.nan_to_num(s[:SEEN], nan=jnp.nan) for rule, s in scores.items()}
         update = trained, result.uplink, result.metrics
         return sent({"client_update": update, "predict": scores})
@@ -278,13 +280,13 @@ def _received(
 def serve(
     game: Game, server: PyTree, rows: PyTree, arrived: PyTree, round: jax.Array, hidden: bool = True
 ) -> tuple[PyTree, PyTree]:
-    """Plays the server's step; arguments as of `_served` and `_received`."""
+    """Runs the server's step; arguments as for `_served` and `_received`."""
     received = _received(rows, arrived, hidden)
     variables = game.method.needs.pretrained.variables
     return game.serve(server, received, game.root, round, variables, game.data)
 
 
-ROUNDS = 2  # many methods have a downlink with content in the second round only
+ROUNDS = 2  # many methods send an empty downlink in the first round
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -300,15 +302,15 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     * results of clients and server are finite;
     * counts in uplinks match the client's samples, see `Wire.counts`;
     * samples under `batch.mask`, and beyond a split's count, change nothing;
-    * np.random and random are not used, because their numbers would be constants of a program;
+    * np.random and random are not used, because their numbers would be constants when compiled;
     * rows that have not `arrived` do not change the server;
     * a server that reads "sums" (`Wire.server_reads`) depends only on sums of uploads;
     * `View.invariant`, if there is one, holds while every upload arrives.
 
-    It takes some seconds for small models.
+    The check takes a few seconds for small models.
 
     Args:
-      method: a factory's result.
+      method: the method, as a factory returns it.
       federation: a federation for the method, with inputs of any kind; None for two small
         perceptrons with three clients each.
 
@@ -343,13 +345,12 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
 
 
 def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array) -> list[PyTree]:
-    """Plays a round of all clients, and refuses it where a sample that is ruled out changes
-    anything.
+    """Runs a round of all clients; raises a ValueError if masked samples change a result.
 
     Args:
       game: the method and its players.
       server: the server's state.
-      clients: states of the players, which become the new ones.
+      clients: states of the players; the list is updated in place.
       round: the round.
 
     Returns:
@@ -383,7 +384,7 @@ def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array)
 
 
 def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array) -> PyTree:
-    """Plays the server's round with every second client, and refuses it where absent rows count.
+    """Runs the server's step with every second client; raises a ValueError if absent rows count.
 
     Args:
       game: the method and its players.
@@ -423,10 +424,9 @@ def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array)
 
 
 def _require_invariant(game: Game) -> None:
-    """Plays rounds in which every upload arrives, and refuses a method whose own invariant does not
-    hold after one."""
+    """Runs rounds in which every upload arrives; raises a ValueError if the invariant fails."""
     invariant = game.method.view.invariant
-    assert invariant is not None  # as `check_method` asks
+    assert invariant is not None  # `check_method` has checked it
     server, clients = begin(game)
     for number in range(ROUNDS):
         round = jnp.int32(number)
@@ -447,7 +447,7 @@ def _require_invariant(game: Game) -> None:
 
 
 def _numbers(tree: PyTree) -> PyTree:
-    """Turns a tree's random keys into numbers, and its other leaves into arrays."""
+    """Converts a tree's random keys to numbers, and its other leaves to arrays."""
 
     def number(x):
         x = jnp.asarray(x)
@@ -472,10 +472,10 @@ def _require_equal(what: str, before: PyTree, after: PyTree) -> None:
 
 @contextlib.contextmanager
 def no_host_draws(name: str) -> Iterator[None]:
-    """Refuses a method that draws by np.random or random.
+    """Rejects a method that draws from np.random or random.
 
     Raises:
-      ValueError: the state of one of the two has changed meanwhile. One line.
+      ValueError: the state of either has changed in the block. One line.
     """
     before = _generators()
     yield
@@ -492,13 +492,14 @@ def _generators() -> tuple:
 
 
 def twins(rows: dict[str, list[tuple]], change: float) -> dict[str, list[tuple]]:
-    """Returns each bucket's rows with two uploads of one sum in place of the first two: the first
-    one, more and less by this share of itself.
+    """Replaces each bucket's first two uploads by two with the same sum for every `change`.
+
+    Both are the first upload, with each number scaled by 1 + change in one and 1 - change in the
+    other.
 
     Args:
       rows: bucket name -> (uplink, info) of its clients, two or more.
-      change: share of each number by which the two differ from their mean, up in some entries of
-        the first, down in others.
+      change: relative change of each number; its sign alternates between entries.
     """
     changed = {}
     for name, pairs in rows.items():
@@ -510,10 +511,10 @@ def twins(rows: dict[str, list[tuple]], change: float) -> dict[str, list[tuple]]
 
 
 def _moved(uplink: PyTree, share: float) -> PyTree:
-    """Multiplies the numbers of an uplink by 1 + share and 1 - share in turn; metadata stay.
+    """Multiplies the numbers of an uplink, except metadata, by 1 + share and 1 - share in turn.
 
-    The numbers are rounded to bfloat16 before. With a share of 1/8 the sum of two is then exact,
-    and a server that solves a system of sums does not amplify a last bit.
+    The numbers are first rounded to bfloat16. With a share of 1/8 the sum of two is then exact,
+    and a server that solves a linear system of sums has no rounding error to amplify.
     """
 
     def moved(leaf):

@@ -1,8 +1,8 @@
-"""Codes of uplinks for any method: 8-bit integers, and the largest entries, with error feedback.
+"""Codes for uplinks of any method: few-bit integers, or the largest entries, with error feedback.
 
-What is coded is the difference of an upload to one without training: the upload that a client of
-zeros without samples makes of the same downlink, which both sides know. A client keeps what its
-code left out, and adds it to its next upload (Seide et al., Interspeech 2014; Stich et al., NeurIPS
+A code encodes the difference between an upload x and a reference r that both sides know: the upload
+that an all-zero client without samples makes from the same downlink. A client keeps its coding
+error m, and adds it to its next upload (Seide et al., Interspeech 2014; Stich et al., NeurIPS
 2018):
 
     client:  x = upload + m;  sends c = encode(x - r);  m = x - r - decode(c)
@@ -31,12 +31,12 @@ from fedjax_ht.core.trees import PyTree, zeros_of
 
 
 class Rounded(NamedTuple):
-    """An array, or rows of one, as integers.
+    """An array, or the rows of a `Masked`, as integers.
 
     Attributes:
-      integers: int8 of the array's shape, or uint8 [*m, bytes] with several to a byte, where [*m]
-        are the rows of a `Masked`; a `Masked` of these.
-      unit: float32 scalar, the number that the integer 1 stands for.
+      integers: int8 of the array's shape, or uint8 [*m, bytes] with several integers per byte; [*m]
+        is the shape of a `Masked`'s mask. A `Masked` stays one.
+      unit: float32 scalar, the value of the integer 1.
     """
 
     integers: Any
@@ -44,10 +44,10 @@ class Rounded(NamedTuple):
 
 
 def encode_rounded(bits: int, uplink: PyTree, reference: PyTree) -> PyTree:
-    """Replaces the arrays of an upload by their changes in integers.
+    """Encodes the changes of an upload's arrays as integers.
 
     Args:
-      bits: bits of an integer: 2, 4 or 8.
+      bits: bits per integer: 2, 4 or 8.
       uplink: the upload.
       reference: an upload of the same form, which both sides know.
 
@@ -70,7 +70,7 @@ def _rounded(bits: int, leaf: Any, known: Any) -> Rounded:
 
 
 def decode_rounded(bits: int, message: PyTree, reference: PyTree) -> PyTree:
-    """Returns the upload that such a message stands for; arguments as for `encode_rounded`."""
+    """Inverts `encode_rounded`, up to rounding; arguments as there."""
     coded = jax.tree.leaves(message, is_leaf=lambda x: isinstance(x, Rounded) or wire.is_leaf(x))
     leaves = []
     for leaf, known in zip(coded, wire.leaves_of(reference), strict=True):
@@ -97,7 +97,7 @@ def _packed(bits: int, integers: jax.Array, leaf: Any) -> jax.Array:
 
 
 def _unpacked(bits: int, integers: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the integers that `_packed` got, of this shape."""
+    """Inverts `_packed`: returns the integers as float32 of this shape."""
     packed = wire.values_of(integers)
     if bits == 8:
         return packed.astype(jnp.float32)
@@ -112,12 +112,12 @@ def _shifts(bits: int) -> jax.Array:
 
 
 class Largest(NamedTuple):
-    """The entries of all whole arrays of an upload, one behind the other, that changed most.
+    """The entries that changed most, among all whole arrays of an upload concatenated.
 
     Attributes:
       values: float [k], entries of the upload itself.
-      places: Metadata(int32 [k]), their positions, in no order.
-      rest: leaves of the upload that are sent as they are.
+      places: Metadata(int32 [k]), their positions, unordered.
+      rest: leaves of the upload that are sent unchanged.
     """
 
     values: jax.Array
@@ -137,10 +137,10 @@ def _flat(message: PyTree) -> jax.Array:
 
 
 def encode_largest(share: float, uplink: PyTree, reference: PyTree) -> Largest:
-    """Takes the entries of an upload that changed most.
+    """Selects the entries of an upload that changed most.
 
     Args:
-      share: share of the entries of all whole arrays, rounded up to a number.
+      share: share of the entries of all whole arrays to send; their number is rounded up.
       uplink: the upload.
       reference: an upload of the same form, which both sides know.
     """
@@ -154,8 +154,8 @@ def encode_largest(share: float, uplink: PyTree, reference: PyTree) -> Largest:
 
 
 def decode_largest(message: Largest, reference: PyTree) -> PyTree:
-    """Returns the reference with the entries of a message in their places."""
-    # Places that no honest client sends are dropped.
+    """Writes the entries of a message into the reference."""
+    # Positions out of range, which no honest client sends, are dropped.
     flat = _flat(reference).at[message.places.value].set(message.values, mode="drop")
     unchanged, leaves, start = iter(message.rest), [], 0
     for known in wire.leaves_of(reference):
@@ -172,11 +172,11 @@ Bits = Literal[2, 4, 8]
 
 
 class Client(NamedTuple):
-    """A client of a method with a code.
+    """The state of a client of a method with a code.
 
     Attributes:
       client: the client's state in the method itself.
-      left_out: sums of the numbers that the code has left out, an array for each that it codes.
+      left_out: accumulated coding errors, one array for each coded array.
     """
 
     client: PyTree
@@ -189,9 +189,9 @@ class _Scheme:
 
     Attributes:
       name: name of the transform.
-      codes: (a leaf of a message) -> True where the code leaves anything out of it.
+      codes: (a leaf of a message) -> True if the code is lossy on it.
       encode: (uplink, reference) -> message.
-      decode: (message, reference) -> uplink, its counts from the message.
+      decode: (message, reference) -> uplink, with the counts of the message.
     """
 
     name: str
@@ -204,12 +204,12 @@ class _Scheme:
 def quantised(method: Method, bits: Bits = 8) -> Method:
     """Sends every array of an upload as integers of a few bits and their unit.
 
-    The unit of an array is its largest change divided by 127 (7, 1), and changes are rounded to the
-    nearest integer. In a `Masked`, only the sent rows are coded.
+    The unit of an array is its largest change divided by 127 (7 with 4 bits, 1 with 2). Changes are
+    rounded to the nearest integer. In a `Masked`, only the sent rows are coded.
 
     Args:
-      method: any method whose uploads keep their meaning from round to round.
-      bits: bits of an integer; 4 and 2 are sent two and four to a byte.
+      method: any method whose upload entries mean the same in every round.
+      bits: bits per integer; a byte holds two integers of 4 bits or four of 2.
 
     Returns:
       The method; its clients keep one extra number for each number that they send. Its `check`
@@ -233,12 +233,12 @@ def quantised(method: Method, bits: Bits = 8) -> Method:
 def top_k(method: Method, share: Part = 0.01) -> Method:
     """Sends only the most changed entries of an upload's arrays, each with its index.
 
-    All arrays count together; k is the share of their entries, rounded up. Rows of a `Masked` are
-    sent unchanged, because the method has already selected them.
+    All arrays are ranked together; k is the share of their entries, rounded up. Rows of a `Masked`
+    are sent unchanged, because the method has already selected them.
 
     Args:
-      method: any method whose uploads keep their meaning from round to round.
-      share: share of the sent entries, above 0; with 1 the server reads each upload unchanged.
+      method: any method whose upload entries mean the same in every round.
+      share: share of entries to send, above 0; with 1 the server reads each upload unchanged.
 
     Returns:
       The method; as for `quantised`.
@@ -259,13 +259,13 @@ def top_k(method: Method, share: Part = 0.01) -> Method:
 
 @checked
 def quantise(bits: Bits = 8) -> Callable[[Method], Method]:
-    """Makes the transform `quantised` of a method, for a config's `uplink`."""
+    """Makes the transform `quantised`, for a config's `uplink`."""
     return functools.partial(quantised, bits=bits)
 
 
 @checked
 def largest(share: Part = 0.01) -> Callable[[Method], Method]:
-    """Makes the transform `top_k` of a method, for a config's `uplink`."""
+    """Makes the transform `top_k`, for a config's `uplink`."""
     return functools.partial(top_k, share=share)
 
 
@@ -310,7 +310,7 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
         read = wire.leaves_of(scheme.decode(scheme.encode(uplink, known), known))
         left_out = []
         for place, missing in zip(places, client.left_out, strict=True):
-            # Of rows that are not sent in this round nothing new is left out.
+            # Rows that are not sent in this round keep their old error.
             rest = arrays[place] - wire.values_of(read[place])
             left_out.append(jnp.where(wire.sent_rows(leaves[place]), rest, missing))
         return Client(new, tuple(left_out)), uplink, metrics
@@ -328,7 +328,7 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
     def decode(bucket, message, downlink, ctx):
         return scheme.decode(message, reference(bucket, downlink, ctx))
 
-    # What is left out is on its way: no sum over clients agrees with the server's till it arrives.
+    # Coding errors have not reached the server yet, so sums over clients differ from its own.
     view = method.view._replace(invariant=None)
     if method.view.features is not None:
         view = view._replace(features=features)
@@ -358,13 +358,13 @@ def _check_meaning(scheme: _Scheme, method: Method) -> None:
 
 
 def _coded_leaves(scheme: _Scheme, uplink: PyTree) -> dict[int, Any]:
-    """Returns the arrays that a scheme codes, by their places among `leaves_of` an uplink."""
+    """Returns the arrays that a scheme codes, by their index in `leaves_of(uplink)`."""
     leaves = wire.payload_leaves(uplink).items()
     return {place: wire.values_of(leaf) for place, leaf in leaves if scheme.codes(leaf)}
 
 
 def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) -> PyTree:
-    """Returns the upload of a client of zeros without samples, a function of the downlink alone.
+    """Returns the upload of an all-zero client without samples; it depends on the downlink alone.
 
     Args:
       method: the method itself, without its code.
@@ -373,12 +373,12 @@ def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) ->
       ctx: the context of the client's training.
 
     Returns:
-      An upload; 0 where it sends nothing or where zeros make no number.
+      An upload; 0 in rows that are not sent, and where a value is not finite.
     """
     model = traceable(bucket)
     client = zeros_of(client_form(method, model))
     data = jax.tree.map(jnp.asarray, no_data(bucket))
-    # Numbers of samples stay constants, so that loops over them leave the program.
+    # Sample counts stay constants, so that loops over samples drop out of the program.
     data = without_samples(data)
     client = method.receive(model, client, downlink, data, ctx)
     data = data._replace(round=ctx.round, trainer=jax.tree_util.Partial(no_training))

@@ -1,5 +1,7 @@
-"""Corrections of gradients: terms that are added before clipping and the optimiser's step, such as
-the gradient of a pull towards the server's model."""
+"""Gradient corrections: terms added to gradients before clipping and the optimiser's step.
+
+An example is the gradient of a pull towards the server's model.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,15 +17,15 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 
 LARGE = 1e6
-"""A gradient that every clipping norm in use would shorten."""
+"""A gradient above every clipping norm in use."""
 
 
 def corrected(
     optimizer: optax.GradientTransformation, correction: Callable[[PyTree], PyTree]
 ) -> optax.GradientTransformation:
-    """Adds a correction to every gradient that an optimizer gets.
+    """Adds a correction to every gradient before the optimizer.
 
-    The loss that training reports is then the task's alone.
+    The reported training loss is then the task's alone.
 
     Args:
       optimizer: takes the step.
@@ -62,7 +64,7 @@ def dynamic_pull(strength: float, anchor: PyTree, slope: PyTree) -> Callable[[Py
 
 
 def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
+    """Wraps an optimizer so that each step clips the parameters to [0, 1]."""
 
     def update(updates, state, params=None):
         updates, state = optimizer.update(updates, state, params)
@@ -82,7 +84,7 @@ def require_plain_sgd(name: str, training: LocalTraining) -> None:
     """Raises a ValueError unless the optimizer is SGD without momentum, decay and clipping.
 
     Args:
-      name: name of the method, which takes a client's way for its steps times the learning rate.
+      name: name of the method; it infers gradients from a client's update and learning rate.
       training: the recipe.
     """
     reason = _not_plain(training.optimizer)
@@ -95,7 +97,7 @@ def require_plain_sgd(name: str, training: LocalTraining) -> None:
 
 
 def _not_plain(optimizer: optax.GradientTransformation) -> str | None:
-    """Returns what an optimizer does besides steps along the gradient; None for nothing."""
+    """Describes what an optimizer does besides plain gradient steps; None if nothing."""
     weight = jnp.float32(1)
     state = optimizer.init(weight)
     if jax.tree.leaves(state):
@@ -106,7 +108,7 @@ def _not_plain(optimizer: optax.GradientTransformation) -> str | None:
 
     decay, step, long_step = way(0), way(1), way(LARGE)
     if any(map(traced, (decay, step, long_step))):
-        return None  # numbers that vary were checked where they were chosen
+        return None  # traced hyperparameters were checked where they were chosen
     if decay != 0:
         return "decays weights"
     if abs(long_step) < 0.99 * LARGE * abs(step):

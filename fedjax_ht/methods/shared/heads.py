@@ -1,7 +1,7 @@
 """Heads on the wire: the first global head, a client's upload, and the mean of the uploads.
 
-A head is the part of a model's parameters behind the features, alike in all clients ("header",
-"classifier").
+A head holds a model's parameters after the features, of the same form in all clients. Papers also
+call it "header" or "classifier".
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from fedjax_ht.methods.shared.averaging import (
 )
 
 Bias = Literal["first", "last"]
-"""The place of a class's bias in its row of a linear head."""
+"""The position of a class's bias in its row of a linear head."""
 
 
 class Uplink(NamedTuple):
@@ -31,8 +31,8 @@ class Uplink(NamedTuple):
 
     Attributes:
       head: the parameters of its head.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
+      num_samples: Metadata(int32), the client's number of training samples; () for an unweighted
+        mean.
     """
 
     head: PyTree
@@ -44,11 +44,11 @@ def rows_of(head: PyTree, bias: Bias = "last") -> jax.Array:
 
     Args:
       head: {"kernel": [K, C], "bias": [C]}.
-      bias: "first" where narrower heads are compared with wider ones: a row of K weights then lies
-        in a row of more.
+      bias: "first" if narrower heads are compared with wider ones: a narrow row then aligns with
+        the start of a wide one.
 
     Returns:
-      [C, K + 1], of each class its weights and its bias.
+      [C, K + 1], the weights and bias of each class.
     """
     weights, biases = head["kernel"].T, head["bias"][:, None]
     rows = [biases, weights] if bias == "first" else [weights, biases]
@@ -65,12 +65,12 @@ def head_of(rows: jax.Array, bias: Bias = "last") -> PyTree:
 
 
 def head_bucket(federation: Federation) -> Bucket:
-    """Returns client 0's bucket, whose head serves for all whatever the order of the buckets."""
+    """Returns client 0's bucket, a choice that does not depend on the order of the buckets."""
     return federation.buckets[federation.assignment[0]]
 
 
 def init_head(federation: Federation, key: jax.Array) -> PyTree:
-    """Draws the first global head, as client 0's model initialises its head."""
+    """Initialises the global head as client 0's model initialises its own."""
     bucket = head_bucket(federation)
     rows = jnp.zeros((1, bucket.feature_dim))
     head = bucket.module.init(key, rows, method="classify")["params"]["head"]
@@ -78,19 +78,19 @@ def init_head(federation: Federation, key: jax.Array) -> PyTree:
 
 
 def take_head(client: PyTree, head: PyTree) -> PyTree:
-    """Replaces the head in a client's state; extractor and batch statistics stay."""
+    """Replaces the head in a client's state; extractor and batch statistics are unchanged."""
     return client | {"params": client["params"] | {"head": head}}
 
 
 def receive_head(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Takes the global head, the downlink, into a client's state; a `Method.receive`."""
+    """Replaces a client's head with the global head, its downlink; a `Method.receive`."""
     return take_head(client, downlink)
 
 
 def head_uplink(client: PyTree, ctx: Context, weighting: Weighting) -> Uplink:
-    """Makes a client's upload, with its number of samples where `weighting` is "samples"."""
+    """Makes a client's upload, with its number of samples if `weighting` is "samples"."""
     return Uplink(client["params"]["head"], sent_samples(ctx, weighting))
 
 
@@ -98,8 +98,8 @@ def mean_head(head: PyTree, received: Received) -> PyTree:
     """Computes the weighted mean of the heads that arrived.
 
     Args:
-      head: the global head so far, which stays where no client with samples arrived.
-      received: uplinks of type `Uplink`, as `gather_received` orders them.
+      head: the previous global head, kept if no client with samples arrived.
+      received: uplinks of type `Uplink`, in the order of `gather_received`.
 
     Returns:
       The new global head; weights are those of `averaging.client_weights`.

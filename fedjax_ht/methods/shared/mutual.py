@@ -33,28 +33,28 @@ PairLoss = Callable[[Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Arra
 
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
-    """Makes a client with its private model, as every method does, and a copy of the shared one."""
+    """Initialises a client's private model and its copy of the shared one."""
     assert bucket.shared is not None  # as in every bucket of clients
     shared = init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
     return init_variables(bucket, ctx.key) | {"shared": shared}
 
 
 def take_shared(client: PyTree, **new: PyTree) -> PyTree:
-    """Replaces "params" or "stats" in a client's copy of the shared model; the rest stays."""
+    """Replaces "params" or "stats" in a client's copy of the shared model."""
     return client | {"shared": client["shared"] | new}
 
 
 def receive_shared(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Takes the server's parameters into a client's copy of the shared model; a `receive`."""
+    """Copies the server's parameters into a client's shared model; a `Method.receive`."""
     return take_shared(client, params=downlink)
 
 
 def by_part(
     optimizers: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """Runs an optimizer of its own for each entry of a dict of parameters."""
+    """Runs a separate optimizer for each entry of a dict of parameters."""
 
     def init(params):
         return {name: optimizers[name].init(part) for name, part in params.items()}
@@ -72,7 +72,7 @@ def by_part(
 def in_parts(
     training: LocalTraining, optimizers: Mapping[str, optax.GradientTransformation]
 ) -> LocalTraining:
-    """Returns the recipe with an optimizer for each part of what is trained, see `by_part`."""
+    """Returns the recipe with one optimizer for each trained part, see `by_part`."""
     return dataclasses.replace(training, optimizer=by_part(optimizers))
 
 
@@ -92,17 +92,17 @@ def train_pair(
     The private model's batches and dropout are those of `supervised.train_model`.
 
     Args:
-      training: the recipe of local training; its optimizer runs for each model by itself.
+      training: the recipe of local training; its optimizer runs separately for each model.
       bucket: the bucket of the client; it holds both modules.
       client: a state as `init_pair` makes it.
       data, ctx: the client's data and its context, as for `client_update`.
       losses: the two losses of one batch.
       extra: further parameters, trained on the sum of both losses.
-      joint: False lets each model descend on its own loss alone, the other model's outputs being
-        constants there; True lets each descend on the sum.
+      joint: False trains each model on its own loss, with the other model's outputs as constants;
+        True trains both on the sum.
 
     Returns:
-      The client's new state, the trained `extra`, and the result of the training, whose loss is the
+      The client's new state, the trained `extra`, and the result of the training; its loss is the
       mean of the sum of both losses.
     """
     beside = bucket.shared
@@ -123,10 +123,10 @@ def train_pair(
         _, shared_loss = losses(as_teacher(private), shared, batch, params["beside"])
         return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
 
-    # These names set the order of the leaves, and with it the keys of the noise of DP-SGD.
+    # These names set the order of the leaves, and with it the keys of DP-SGD's noise.
     params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    # A norm that an optimizer clips is then that of one model.
+    # An optimizer then clips the gradient norm of one model, not of both.
     training = in_parts(training, dict.fromkeys(params, training.optimizer))
     result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
     params, stats = result.params, result.stats
@@ -140,11 +140,11 @@ def mean_of_copies(copies: PyTree, received: Received, server: PyTree) -> tuple[
 
     Args:
       copies: pytree stacked over the participants, [P, ...].
-      received: the uplinks, as `gather_received` orders them.
+      received: the uplinks, in the order of `gather_received`.
       server: a pytree of the copies' structure.
 
     Returns:
-      The mean, or `server` where no such client arrived; and a bool scalar, True if any arrived.
+      The mean, or `server` if no such client arrived; and a bool scalar, True if any arrived.
     """
     weights = client_weights(received)
     return select(weights.any(), weighted_mean(copies, weights), server), weights.any()

@@ -1,4 +1,4 @@
-"""The normalisation layers of a model, found by the kind of its modules and not by their names."""
+"""Finds a model's normalisation layers by the types of its modules, not by their names."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Returns True for a module of `KINDS`, and for one that keeps batch statistics itself."""
+    """Returns True for a module of `KINDS`, and for one with batch statistics of its own."""
     statistics = module.variables.get("batch_stats", {}) if module.scope is not None else {}
     keeps = any(not isinstance(value, Mapping) for value in statistics.values())
     return keeps or isinstance(module, KINDS)
@@ -28,7 +28,7 @@ def norm_paths(bucket: Bucket) -> list[Path]:
     paths: dict[Path, None] = {}
 
     def note(next_function, args: tuple, kwargs: dict, context: Any) -> Any:
-        result = next_function(*args, **kwargs)  # statistics are there once the module has run
+        result = next_function(*args, **kwargs)  # statistics exist once the module has run
         if is_norm(context.module):
             paths[context.module.path] = None
         return result
@@ -53,7 +53,7 @@ def without(tree: PyTree, paths: Iterable[Path]) -> PyTree:
 
 
 def filled_in(tree: PyTree, part: PyTree) -> PyTree:
-    """Returns nested dicts with the leaves that a part of them, such as `without` makes, has."""
+    """Replaces the leaves of nested dicts by those of a part, such as `without` returns."""
     if not isinstance(part, Mapping):
         return part
     return dict(tree) | {name: filled_in(tree[name], below) for name, below in part.items()}
@@ -63,8 +63,8 @@ class Entries(NamedTuple):
     """The parameters of a model as vectors.
 
     Attributes:
-      weights: float32 [W], those outside of norms.
-      norms: float32 [N], those of norms.
+      weights: float32 [W], the parameters outside norms.
+      norms: float32 [N], the parameters of norms.
       model: (weights, norms) -> the parameters.
     """
 
@@ -74,7 +74,7 @@ class Entries(NamedTuple):
 
 
 def in_norms(bucket: Bucket, params: PyTree) -> PyTree:
-    """Marks the leaves of a model's parameters that belong to norms, a bool for each."""
+    """Marks the leaves of a model's parameters that belong to norms, one bool per leaf."""
     norms = norm_paths(bucket)
 
     def is_in_norm(path, leaf):
@@ -85,7 +85,7 @@ def in_norms(bucket: Bucket, params: PyTree) -> PyTree:
 
 
 def entries_of(bucket: Bucket, params: PyTree) -> Entries:
-    """Takes a model's parameters apart."""
+    """Splits a model's parameters into those of norms and all others."""
     leaves, structure = jax.tree.flatten(params)
     flags = jax.tree.leaves(in_norms(bucket, params))
     weights, to_weights = ravel_pytree([x for x, norm in zip(leaves, flags) if not norm])

@@ -1,17 +1,17 @@
-"""One-shot heads: clients send statistics of a frozen extractor's features once, such as sums, and
-the server makes a linear head of them.
+"""One-shot heads: the server computes a linear head from feature statistics that clients send once.
 
     client:  of features x in evaluation mode G = sum x x^T, S_c = sum of the x of class c, and N_c
              their number; a client that the server has heard sends nothing
     server:  G, S, N <- G + sum_i G_i, ...; the head is a function of the three
 
-Features of different extractors do not add up. So each bucket has its own statistics and its own
-head, and its clients have the extractor that the server sends: the weights of the bucket
-(`Bucket.weights`), or random ones. Only class counts pass from bucket to bucket.
+The features come from a frozen extractor, and those of different extractors cannot be added. So
+each bucket has its own statistics and its own head, and its clients use the extractor that the
+server sends: the weights of the bucket (`Bucket.weights`), or random ones. Buckets share only class
+counts.
 
 Sums do not depend on the split of the samples, and no client counts twice. One round with all
-clients is enough. After partial rounds, the head is that of all clients heard so far. Rounds after
-all were heard change nothing.
+clients is enough. After partial rounds, the head covers all clients heard so far. Once all are
+heard, further rounds change nothing.
 """
 
 import functools
@@ -36,11 +36,11 @@ from fedjax_ht.methods.shared.averaging import set_rows
 from fedjax_ht.methods.shared.heads import take_head
 
 ABSENT = -1e9
-"""The bias of a class that nobody has: lower than any score, and finite, as states must be."""
+"""The bias of a class that no client has: below any score, and finite, as states must be."""
 
 
 class Moments(NamedTuple):
-    """Sums over samples, of features of width K.
+    """Sums over samples; K is the width of the features.
 
     Attributes:
       second: float32 [K (K + 1) / 2], the upper triangle of G, row by row; G is symmetric.
@@ -59,7 +59,7 @@ class Server(NamedTuple):
     Attributes:
       models: {"params": {"base", "head"}, "stats"} of each bucket, in the order of `ordered`: the
         frozen extractor and the newest head.
-      kept: statistics of the clients heard, such as sums, of each bucket in the same order.
+      kept: each bucket's statistics of the clients heard, such as sums, in the same order.
       heard: bool [num_clients], the clients whose sums have arrived.
     """
 
@@ -81,12 +81,12 @@ class Downlink(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sums of a bucket, as a head is computed from them.
+    """The sums of a bucket from which its head is computed.
 
     Attributes:
       second: float32 [K, K], G.
       by_class: float32 [C, K], S.
-      counts: float32 [C], N; () where the method needs none.
+      counts: float32 [C], N; () if the method needs none.
       all_counts: float32 [C], the samples of all buckets by class; () likewise.
       clients: int32, the number of the bucket's clients heard.
     """
@@ -135,14 +135,14 @@ def solve(matrix: jax.Array, right: jax.Array, share: float | jax.Array) -> jax.
     """Solves (A + share tr(A)/K I) X = B by the eigenvalues of A.
 
     Args:
-      matrix: A, float [K, K], symmetric. Sums of codes or with noise may have negative eigenvalues;
-        these count as 0.
+      matrix: A, float [K, K], symmetric. Coded or noisy sums may have negative eigenvalues; these
+        count as 0.
       right: B, float [K, N].
-      share: the addition, as a share of the mean eigenvalue.
+      share: the damping, as a share of the mean eigenvalue.
     """
     values, vectors = jnp.linalg.eigh(matrix)
     values = jnp.maximum(values, 0)
-    # Before any sample arrives all are 0.
+    # Before any sample arrives all eigenvalues are 0.
     damped = jnp.maximum(values + share * values.mean(), jnp.finfo(jnp.float32).tiny)
     multiply = functools.partial(jnp.matmul, precision="highest")
     return multiply(vectors, multiply(vectors.T, right) / damped[:, None])
@@ -154,10 +154,10 @@ def linear_head(kernel: jax.Array, bias: jax.Array | float, present: jax.Array) 
 
 
 def require_linear_heads(name: str, federation: Federation) -> None:
-    """Checks a federation for methods that compute heads.
+    """Checks that the head of every bucket is one linear layer.
 
     Raises:
-      ValueError: the head of a bucket is not one linear layer. One line.
+      ValueError: a head is not one linear layer. One line.
     """
     for bucket in federation.buckets:
         form = model_form(bucket)
@@ -173,13 +173,13 @@ class Statistics(NamedTuple):
     """The statistics of a one-shot method, from the clients' uploads to the server's heads.
 
     Attributes:
-      init: (federation, bucket) -> what the server keeps of a bucket's clients, nobody heard yet.
-      of_client: (bucket, client, data, sends bool) -> (uplink, metrics); nothing of the uplink is
-        sent where `sends` is False.
-      add: (federation, bucket, kept, received) -> kept, what has arrived included.
+      init: (federation, bucket) -> the server's statistics of the bucket before any upload.
+      of_client: (bucket, client, data, sends bool) -> (uplink, metrics); the uplink is sent only if
+        `sends` is True.
+      add: (federation, bucket, kept, received) -> kept, with what arrived added.
       heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
         in the order of `ordered`.
-      server_reads: "sums" or "uploads", the meaning of `Wire.server_reads`.
+      server_reads: "sums" or "uploads", as for `Wire.server_reads`.
     """
 
     init: Callable[[Federation, Bucket], PyTree]
@@ -190,11 +190,11 @@ class Statistics(NamedTuple):
 
 
 def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
-    """Makes the statistics of sums from the formula of a head.
+    """Makes the statistics of a method whose head is a formula of sums.
 
     Args:
       head_of: (sums) -> {"kernel": [K, C], "bias": [C]}.
-      counted: True if clients send their samples by class, N.
+      counted: True if clients send their sample counts by class, N.
     """
 
     def init(federation, bucket):
@@ -206,7 +206,7 @@ def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
         sums = client_moments(bucket, client, data, counted)
         square = jnp.trace(symmetric(sums.second, bucket.feature_dim))
         uplink = jax.tree.map(lambda x: Masked(x, sends, FIRST_ROWS), sums)
-        # The mean squared length of features: 0 tells of a dead extractor.
+        # The mean squared length of features; 0 reveals a dead extractor.
         return uplink, {"square": square / jnp.maximum(data.splits["train"].count, 1)}
 
     def add(federation, bucket, kept, received):
@@ -224,11 +224,11 @@ def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
 
 
 def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Method:
-    """Makes a method.
+    """Makes a one-shot method.
 
     Args:
       name: the method's name.
-      training: a recipe, which nobody trains by.
+      training: a recipe; no client trains by it.
       statistics: the uploads of clients, and the heads made of them.
     """
 
@@ -262,7 +262,7 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
         new = heard.sum() - server.heard.sum()
         differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
         heads = jax.lax.cond(
-            jnp.any(jnp.array(jax.tree.leaves(differs))),  # a client may have nothing to tell
+            jnp.any(jnp.array(jax.tree.leaves(differs))),  # a newly heard client may add nothing
             lambda: statistics.heads(federation, kept, clients, ctx.key),
             lambda: [model["params"]["head"] for model in server.models],
         )
@@ -290,7 +290,7 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
 
 
 def _sum_sent(received: Received) -> PyTree:
-    """Sums uplinks over the clients that arrived, of each `Masked` what is sent."""
+    """Sums the sent values of uplinks over the clients that arrived."""
 
     def total(leaf):
         return weighted_sum(leaf.values, (received.arrived & leaf.mask).astype(jnp.float32))

@@ -6,15 +6,15 @@ F turns prototypes into valid latents (Eqs. 2 and 3), by
 
 L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 
-A pair's source may be another one, as an ablation or a control of the transfer:
+Pairs may also come from other sources, as ablations or controls of the transfer:
 
 labels: latents of random classes of a conditional generator, drawn anew in every round ("+CS" of
         FedKTL's Table 7)
-valid:  one valid latent per class, drawn in the first round, and its image: pairs that belong
-        together, of no client's data
-noise:  noise for image and latent, drawn in the first round: pairs that do not belong together
+valid:  one valid latent per class, drawn in the first round, and its image: matching pairs, made
+        without clients' data
+noise:  noise for image and latent, drawn in the first round: pairs that do not match
 
-Nothing is then uploaded and F is not used; clients train on the pairs as on others.
+With these sources nothing is uploaded and F is not used; clients train on the pairs as usual.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ from fedjax_ht.models.generator import Generator
 from fedjax_ht.models.layers import Linear, Norm, uniform_fan_in
 from fedjax_ht.ops import squared_distance
 
-CLIP_NORM = 100.0  # of the released code
-# bandwidths of "median", in halves of the median squared distance
+CLIP_NORM = 100.0  # from the released code
+# bandwidths with "median", in units of half the median squared distance
 MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)
 WARN_OUTSIDE = 0.9  # share of F's latents
 WARN_REACH = 3  # radii of the ball that holds the valid latents
@@ -60,11 +60,11 @@ Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]
 class FeatureTransformer(nn.Module):
     """F: Linear-BatchNorm-ReLU-Linear, as wide as its input.
 
-    Maps prototypes float [M, K] to latents float [M, H]. The norm takes the statistics of the rows
-    under `mask` bool [M] and keeps none: running ones lag behind a first layer that moves at every
-    step, and prototypes spread so little that the lag is many deviations. The first layer has no
-    bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that. The
-    released code has both, and neither its messages nor its training depend on them.
+    Maps prototypes float [M, K] to latents float [M, H]. The norm uses the statistics of the rows
+    under `mask` bool [M], and no running ones. Those would lag behind a first layer that changes at
+    every step, by many standard deviations, because prototypes differ so little. The first layer
+    has no bias: batch norm subtracts it, so its gradient is rounding noise, and Adam would step
+    along that. The released code has both; neither its messages nor its training depend on them.
     """
 
     latent_dim: int
@@ -79,7 +79,7 @@ class FeatureTransformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """Options of the training of F in a round.
+    """Options for training F in a round.
 
     Attributes:
       epochs: number E_S of passes over the uploaded prototypes.
@@ -117,11 +117,11 @@ def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.
 
     Args:
       latents: float [M, H], F of the uploads.
-      uploads: the uploads that the latents were made of; their classes and `valid` count.
+      uploads: the uploads of these latents; their classes and `valid` are read.
       num_classes: number of classes, C.
 
     Returns:
-      Scalar: the mean square between a class's latents and their mean, averaged by class.
+      Scalar: the mean square between a class's latents and their mean, averaged over classes.
     """
     batch = Batch(latents, uploads.labels, uploads.valid)
     means = class_means(class_sums(latents, batch, num_classes))
@@ -139,7 +139,7 @@ def choose_bandwidths(options: Alignment, sample_w: SampleW, key: jax.Array) -> 
 
 
 def median_distance2(rows: jax.Array) -> jax.Array:
-    """Returns the median squared distance of any two rows float [n, H]; 0 of a single row."""
+    """Returns the median squared distance between two rows float [n, H]; 0 for a single row."""
     pairs = jnp.triu_indices(len(rows), 1)
     return jnp.median(squared_distance(rows, rows)[pairs]) if len(rows) > 1 else jnp.float32(0)
 
@@ -156,19 +156,19 @@ def align(
 ) -> tuple[PyTree, jax.Array, dict[str, jax.Array]]:
     """Trains F for one round, as one compiled loop.
 
-    The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both
-    sides, at every step; L_MMD a batch of them; Qbar are the means afterwards. Released: both take
-    the batch, and a trainable table, which goes on from round to round, stands for the means and is
+    In the paper, L_MSE uses the means of F(P) over all uploads at every step, with gradients
+    through both sides. L_MMD uses a batch, and Qbar are the means after training. In the released
+    code, both use the batch. A trainable table, kept between rounds, replaces the means and is
     Qbar.
 
     Args:
       transform: the transformer F, (params, prototypes, mask) -> latents.
-      sample_w: a function that draws valid latents, anew at every step.
+      sample_w: a function that draws valid latents, new ones at every step.
       options: the options of the training, see `Alignment`.
       params: parameters of F.
-      centroids: float [C, H], Qbar of the round before.
+      centroids: float [C, H], Qbar of the previous round.
       uploads: the prototypes of the round.
-      key: the key that shuffles and draws fold into.
+      key: the key for shuffles and draws.
 
     Returns:
       params, Qbar, and metrics: those of `diagnose` after the training, and "mmd_before".
@@ -224,7 +224,7 @@ def align(
 def diagnose(
     transform, params, sample_w, *, bandwidths, uploads, batch_size, key, num_classes
 ) -> dict:
-    """Measures F on the first `batch_size` uploads; arguments as of `align`.
+    """Measures F on the first `batch_size` uploads; arguments as for `align`.
 
     Returns:
       Metrics, float32 scalars: "mmd" and "mse", both losses unweighted; "kernel_1", ..., the mean
@@ -235,7 +235,7 @@ def diagnose(
     latents = transform(params, uploads.prototypes, uploads.valid)
     split = compact(uploads.valid)
     position = jnp.arange(batch_size)
-    # Past the end some upload is read, and masked.
+    # Positions past the end read some upload, which is masked.
     chosen = split.indices[jnp.minimum(position, len(latents) - 1)]
     some, mask = latents[chosen], position < split.count
     w = sample_w(key, batch_size)
@@ -255,10 +255,10 @@ def diagnose(
 def off_manifold(
     latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball
 ) -> dict:
-    """Measures how far latents lie from valid ones, in radii of the ball that holds those.
+    """Measures how far latents lie from valid ones, in radii of the ball of valid latents.
 
     Args:
-      latents: float [M, H], F(P) before anything moves them into the ball.
+      latents: float [M, H], F(P) before they are moved into the ball.
       valid: bool [M], the real rows of `latents`.
       sent: float [C, H], the latents that clients get.
       available: bool [C], the classes that have a latent.
@@ -279,8 +279,8 @@ def off_manifold(
 def warn(metrics: dict, bounded: bool = True) -> str | None:
     """Warns of latents far from valid ones; a `View.warn`.
 
-    The distance is given by powers of ten, so that the line is the same in most rounds. Where
-    latents are moved back to valid ones (`bounded`), the line says that nearly all had to be.
+    The distance is rounded down to a few values, so that the message is the same in most rounds.
+    With `bounded`, a second warning says that nearly all latents had to be moved back.
     """
     reach = metrics.get("reach") or 0.0
     passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if reach > bound]
@@ -306,13 +306,13 @@ BATCH = 10  # images synthesised at once
 def fit(images: HostArray, shape: tuple[int, ...], antialias: bool = True) -> jax.Array:
     """Scales images to a shape bilinearly and cuts out their centre.
 
-    The shorter side is scaled to the target's; a grey target gets the luminance.
+    Images are scaled to cover the target; a grey target gets the luminance.
 
     Args:
       images: images of a generator, float [n, h, w, 3] in [0, 1].
       shape: the shape (H, W, C) to scale to, with C 1 or 3.
-      antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of
-        FedKTL use, did.
+      antialias: False takes single pixels when shrinking, as did torchvision 0.15, which FedKTL's
+        authors use.
     """
     height, width, channels = shape
     n, h, w, _ = images.shape
@@ -334,7 +334,7 @@ def synthesise(
     shape: tuple[int, ...],
     antialias: bool,
 ) -> jax.Array:
-    """Makes images of latents, fitted to a federation's shape.
+    """Generates images from latents, fitted to a federation's shape.
 
     Args:
       generator: the protocol's functions.
@@ -364,10 +364,10 @@ Update = Callable[["Server", dict[str, Received], Context], tuple["Server", Metr
 
 
 class Server(NamedTuple):
-    """F, and the pairs made of the newest prototypes.
+    """F, and the pairs made from the latest prototypes.
 
     Attributes:
-      transformer: parameters of F; {} where it is not used.
+      transformer: parameters of F; {} if F is not used.
       centroids: float32 [C, latent_dim], Qbar, in the generator's units.
       images: float32 [C, H, W, channels] in [0, 1].
       available: bool [C], the classes that have a pair.
@@ -385,7 +385,7 @@ class PairServer(NamedTuple):
     Attributes:
       generator: the generator that makes images of latents.
       alignment: options of the training of F.
-      source: the kind of vectors that latents and images are made of.
+      source: the source of latents and images, see the module's docstring.
       bounded: True if F's range is the ball that holds the valid latents.
       antialias: antialiasing when images are shrunk to the clients' size.
     """
@@ -408,11 +408,11 @@ class PairServer(NamedTuple):
 
 
 def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.Array) -> Server:
-    """Makes the first server: F and Qbar are random, and no class has a pair.
+    """Initialises the server: F and Qbar are random, and no class has a pair.
 
     Args:
       setup: the server's options.
-      federation: the federation, whose number of classes and image shape count.
+      federation: the federation; its number of classes and image shape are read.
       width: width K of a prototype.
       key: the key of the draws.
     """
@@ -431,12 +431,12 @@ def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.A
 
 
 def pair_update(setup: PairServer) -> Update:
-    """Makes the server's round: new latents, and their images."""
+    """Makes the server's step: new latents, and their images."""
     new_latents = _latents_of_source
     if setup.source == "prototypes":
         new_latents = _latents_of_prototypes
-    # Compiled by itself, and made once: a generator that is host code keeps the server's step as a
-    # whole from being compiled.
+    # Compiled separately, and made once: with a generator on the host, the server's step cannot be
+    # compiled as a whole.
     new_latents = jax.jit(functools.partial(new_latents, setup))
 
     def update(server: Server, received: dict[str, Received], ctx: Context):
@@ -460,8 +460,8 @@ def latents_of(
     """Draws one latent per class.
 
     Args:
-      source: the source of latents, "labels", "valid" or "noise"; those of "noise" are normal, with
-        the mean and the deviations of valid latents.
+      source: the source of latents, "labels", "valid" or "noise"; "noise" is normal, with the mean
+        and the standard deviations of valid latents.
       generator: the generator that draws valid latents.
       frozen: the generator's variables.
       key: the key of the draws.
@@ -471,7 +471,7 @@ def latents_of(
       float32 [C, H].
     """
     if source == "labels":
-        assert generator.conditional is not None  # the method has refused other generators
+        assert generator.conditional is not None  # the method has rejected other generators
         classes = jax.random.permutation(jax.random.key(0), generator.num_labels)[:num_classes]
         return generator.conditional(frozen, key, classes)
     if source == "valid":

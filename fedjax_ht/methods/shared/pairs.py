@@ -1,15 +1,15 @@
-"""FedKTL's client: training beside a regression on pairs of an image and a latent of each class.
+"""FedKTL's client: training plus a regression on one pair of an image and a latent per class.
 
     per batch:  L = classification(x, y) + mu * mean ||h'(f(I_c)) - Qbar_c||^2 over a mini-batch of
                 the C pairs (I_c, Qbar_c)
 
-h' is linear, the same at the start of every client's round, and thrown away after it. By ablation
-("images") the images join the local samples with their classes, and nothing is regressed.
+h' is linear. All clients start every round with the same h', and discard it afterwards. As an
+ablation ("images"), clients classify the images like local samples, without the regression.
 
-The classifier goes by angles to the fixed vectors of an ETF, or by ablation is the model's head:
+The classifier uses angles to the fixed vectors of an ETF or, as an ablation, the model's head:
 
-etf:   z = h(f(x)), the score of class c is cos_c = z . v_c / |z|, V = (v_c) a simplex ETF that
-       all know; the loss is ArcFace's (FedKTL Eq. 1)
+etf:   z = h(f(x)), the score of class c is cos_c = z . v_c / |z|, V = (v_c) a fixed simplex ETF
+       known to all; the loss is ArcFace's (FedKTL Eq. 1)
 head:  the score is the head's logit, the loss the cross-entropy; prototypes are of f(x)
 """
 
@@ -42,14 +42,14 @@ from fedjax_ht.models.split import SplitModel
 def simplex_etf(num_classes: int, dim: int) -> np.ndarray:
     """Returns sqrt(C / (C - 1)) U (I - 1 1^T / C) with orthonormal columns U (FedKTL).
 
-    U is always the same, drawn from a fixed seed: the clients need not be sent it.
+    U is drawn from a fixed seed, so that it need not be sent to clients.
 
     Args:
       num_classes: number of classes, C.
-      dim: numbers of a vector.
+      dim: length of a vector.
 
     Returns:
-      float32 [dim, C]: columns of length 1, any two of which have the cosine -1 / (C - 1).
+      float32 [dim, C]: columns of length 1, with cosine -1 / (C - 1) between any two.
 
     Raises:
       ValueError: dim is below num_classes, or there are fewer than two classes.
@@ -84,8 +84,7 @@ class Representation(NamedTuple):
 
     Attributes:
       features: float [B, K'], of the feature extractor; the regression on pairs reads them.
-      outputs: float [B, K], the rows that prototypes are means of: z, or the features where there
-        is no ETF.
+      outputs: float [B, K], the rows averaged into prototypes: z, or the features without an ETF.
       stats: the batch statistics after the batch.
     """
 
@@ -114,7 +113,7 @@ def bucket_of(classifier: Classifier, bucket: Bucket) -> Bucket:
 
 
 def check_dimensions(classifier: Classifier, federation: Federation) -> None:
-    """Raises a ValueError where models cannot have the outputs of the ETF."""
+    """Raises a ValueError if models cannot have the outputs of the ETF."""
     dim, classes = dimensions(classifier, federation), federation.num_classes
     if not classifier.etf:
         return
@@ -138,7 +137,7 @@ def represent(
     train: bool = False,
     key: jax.Array | None = None,
 ) -> Representation:
-    """Runs a model on a batch; arguments as of `core.bucket.features`."""
+    """Runs a model on a batch; arguments as for `core.bucket.features`."""
     rows, stats = features(bucket, params, stats, x, mask, train=train, key=key)
     outputs = logits(bucket, params, rows) if classifier.etf else rows
     return Representation(rows, outputs, stats)
@@ -170,10 +169,9 @@ class Pairs(NamedTuple):
     """A client's downlink.
 
     Attributes:
-      images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, in which the
-        paper's noise is meant.
-      vectors: Masked float32 [C, latent_dim] in the generator's units; () where nothing is
-        regressed.
+      images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, to which the
+        paper's noise refers.
+      vectors: Masked float32 [C, latent_dim] in the generator's units; () without the regression.
     """
 
     images: Masked
@@ -181,14 +179,14 @@ class Pairs(NamedTuple):
 
 
 class PairTraining(NamedTuple):
-    """Options of the training on pairs.
+    """Options for training on pairs.
 
     Attributes:
       mu: weight of the regression.
-      transfer: the knowledge that is transferred, "pairs", or by ablation "images".
-      all_pairs: True takes all C pairs at every step instead of as many as a batch has samples.
-      in_passes: True takes the next pairs of a pass over all at each step, as released; False draws
-        them anew.
+      transfer: the transferred knowledge, "pairs" or, as an ablation, "images".
+      all_pairs: True uses all C pairs at every step instead of as many as a batch has samples.
+      in_passes: True takes a step's pairs from passes over all pairs, as released; False draws them
+        anew at each step.
       latent_dim: H, the length of a latent.
     """
 
@@ -200,9 +198,9 @@ class PairTraining(NamedTuple):
 
 
 def first_projection(feature_dim: int, latent_dim: int) -> PyTree:
-    """Returns h' at the start of every round: {"kernel" [K', H], "bias" [H]}, torch's default.
+    """Returns h' at the start of a round: {"kernel" [K', H], "bias" [H]}, by torch's default.
 
-    The key is fixed, so that all clients have the same h' and none is sent.
+    The key is fixed, so that all clients have the same h' without sending it.
     """
     kernel, bias = jax.random.split(jax.random.key(0))
     return {
@@ -220,7 +218,7 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
       key: the key of the draw.
 
     Returns:
-      int32 [size] and, where fewer are available, bool [size], the real entries.
+      int32 [size], the classes, and bool [size], the real entries: not all if fewer are available.
     """
     some = compact(available)
     return shuffled(key, some)[:size], jnp.arange(size) < some.count
@@ -229,10 +227,10 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
 def draw_in_passes(
     available: jax.Array, size: int, step: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Chooses a step's classes as the released code does: in passes over all that are available.
+    """Chooses a step's classes as the released code does: in passes over the available ones.
 
-    A pass visits the classes in a random order, `size` per step; its last step has those that are
-    left. Each pass has an order of its own.
+    A pass visits the classes in a random order, `size` per step; its last step takes the rest. Each
+    pass has its own order.
 
     Args:
       available: bool [C], True for the classes to draw from.
@@ -247,12 +245,12 @@ def draw_in_passes(
     steps = jnp.maximum((some.count + size - 1) // size, 1)
     order = shuffled(jax.random.fold_in(key, step // steps), some)
     position = step % steps * size + jnp.arange(size)
-    # Past the end some class is read, and masked.
+    # Positions past the end read some class, which is masked.
     return order[jnp.minimum(position, len(order) - 1)], position < some.count
 
 
 def clip_each(training: LocalTraining, clip_norm: float) -> LocalTraining:
-    """Clips the gradients of the model and of h' each at `clip_norm`; 0 clips none."""
+    """Clips the gradients of the model and of h' separately at `clip_norm`; 0 does not clip."""
     if not clip_norm:
         return training
     each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
@@ -273,7 +271,7 @@ def train_on_pairs(
     """Trains a client on its samples and on the pairs.
 
     Args:
-      training: the recipe of local training, of the parameters {"model", "projection"}.
+      training: the recipe of local training, for the parameters {"model", "projection"}.
       options, classifier: the method's options.
       bucket: the bucket of the client, with the classifier's head (`bucket_of`).
       client: the client's state, {"params", "stats"}.
@@ -308,7 +306,7 @@ def train_on_pairs(
         represented = functools.partial(represent, classifier, bucket, model, train=True)
         samples = represented(stats=stats, x=batch.x, mask=batch.mask, key=model_key)
         value = classify(samples, batch.y, batch.mask)
-        # A mu of 0 that no program varies leaves the pairs out of the program.
+        # A static mu of 0 drops the pairs from the program.
         if not traced(options.mu) and options.mu == 0 and options.transfer == "pairs":
             return Loss(value, samples.stats)
         index, mask = chosen
@@ -317,7 +315,7 @@ def train_on_pairs(
         x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
         shown = represented(stats=samples.stats, x=x, mask=mask, key=pair_key)
         if options.transfer == "images":
-            # One pass over the images is `extra` times as long as one over the client's samples.
+            # Weighted as if the images joined the samples: `extra` is images per sample.
             return Loss(value + extra * classify(shown, index, mask), shown.stats)
         projection = params["projection"]
         guess = shown.features @ projection["kernel"] + projection["bias"]
@@ -328,7 +326,7 @@ def train_on_pairs(
     projection = first_projection(bucket.feature_dim, options.latent_dim)
     params = {"model": client["params"], "projection": projection}
     stats, loss_fn = client["stats"], loss
-    # DP-SGD carries no batch statistics on, and so no count of steps: its pairs are drawn anew.
+    # DP-SGD carries no statistics from step to step, so no step count: pairs are drawn anew.
     in_passes = options.in_passes and data.trainer is None
     if in_passes:
         stats, loss_fn = {"model": stats, "step": jnp.int32(0)}, loss_in_passes

@@ -4,19 +4,19 @@
     client:  w_i <- the slice, then local training by cross-entropy
     server:  w   <- entry by entry the weighted mean over the clients that hold it; the rest stays
 
-HeteroFL, Federated Dropout and FedRolex differ in the plan alone. Settled here for all of them:
+HeteroFL, Federated Dropout and FedRolex differ only in the plan. They have in common:
 
-* Clients weigh alike, as released; weighting="samples" is DFRD's Eq. 1. One without samples has no
-  weight.
-* A client counts in the head's rows of its own classes only, and sends no others (label_split). A
-  class that no client has keeps its row.
+* Clients have equal weights, as released; weighting="samples" is DFRD's Eq. 1. Clients without
+  samples have weight 0.
+* In the head, a client sends and affects only the rows of its own classes (label_split). A class
+  that no client has keeps its row.
 * masked_loss sets the logits of classes that the client lacks to 0 before the loss, as HeteroFL and
   FedRolex do by default; to 0, not to minus infinity, so that they still count in the softmax's
-  sum. DFRD's authors leave it off.
-* A client holds the slice that it trained last. "Trained" evaluation scores that slice, "received"
-  the slice of the coming round; the whole model is scored, see `GlobalModel`.
-* Norms use the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
-  statistics of all training data; `Scoring.global_statistics` does.
+  sum. DFRD's authors do not use it.
+* A client keeps the slice that it trained last. "Trained" evaluation scores that slice, "received"
+  the slice of the coming round. `GlobalModel` scores the whole model.
+* Norms use batch statistics, also in evaluation. HeteroFL scores the whole model with statistics of
+  all training data, as `Scoring.global_statistics` does.
 """
 
 import functools
@@ -45,10 +45,10 @@ class Uplink(NamedTuple):
     Attributes:
       base: the extractor's parameters.
       head: Masked(float32 [C, 1 + K], bool [C]), the head's rows, their bias first.
-      classes: Metadata(bool [C]), the rows that count: of the classes that the client has training
-        samples of, or all.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
+      classes: Metadata(bool [C]), the rows that count: those of the classes in the client's
+        training samples, or all.
+      num_samples: Metadata(int32), the client's number of training samples; () for an unweighted
+        mean.
     """
 
     base: PyTree
@@ -66,16 +66,15 @@ def slice_plan(
     client_id: Array,
     per_layer: bool = False,
 ) -> slicing.Plan:
-    """Makes a client's plan in a round, the same at server and client.
+    """Makes a client's plan for a round, the same at server and client.
 
     Args:
       federation: the federation; its global model is cut.
       rate: the client's width rate.
       mode: the rule that cuts slices, see `slicing`.
-      ctx: the context of the client or of the server; its round and its shared key count.
-      client_id: the client's id, an int32 scalar, by which random plans differ; None for other
-        modes.
-      per_layer: True draws every layer by itself, see `PreActResNet.channels`.
+      ctx: the context of the client or of the server; its round and its shared key are read.
+      client_id: the client's id, an int32 scalar, which seeds random plans; None for other modes.
+      per_layer: True draws every layer separately, see `PreActResNet.channels`.
     """
     widths = federation.server_model.module.base.channels(per_layer).widths
     key = None
@@ -88,7 +87,7 @@ def slice_plan(
 def uploaded_params(uplink: Uplink) -> PyTree:
     """Returns the uploaded parameters {"base", "head"}, of one client or stacked.
 
-    Rows of the head that were not sent mean nothing.
+    Rows of the head that were not sent are meaningless.
     """
     return {"base": uplink.base, "head": head_of(uplink.head.values, bias="first")}
 
@@ -102,7 +101,7 @@ def arrived_slices(
     ctx: Context,
     per_layer: bool = False,
 ) -> slicing.Slices:
-    """Returns the slices that arrived from the clients of a bucket; arguments as of `slice_plan`.
+    """Returns the slices that arrived from the clients of a bucket; arguments as for `slice_plan`.
 
     Args:
       received: the `Uplink`s of the bucket's clients.
@@ -133,7 +132,7 @@ def partial_training(
     label_split: bool = True,
     whole_head: bool = False,
 ) -> Method:
-    """Makes a method of partial training.
+    """Makes a partial-training method.
 
     Server state: the global model's parameters {"base", "head"}. Downlink: a slice of them. Client
     state: {"params", "stats"} of its own slice.
@@ -142,14 +141,14 @@ def partial_training(
       name: the method's name.
       mode: the rule that cuts slices, see `slicing`.
       training: the recipe of local training.
-      per_layer: every layer's channels are drawn by themselves, in mode "random", as released; else
-        those that an identity shortcut adds to each other are drawn together.
+      per_layer: mode "random" draws every layer's channels separately, as released; else channels
+        that an identity shortcut adds to each other are drawn together.
       weighting: weights of the mean, equal or the clients' numbers of training samples.
-      masked_loss: logits of classes that the client lacks are 0 in its loss, as HeteroFL and
-        FedRolex have it by default.
-      label_split: a client sends, and counts in, the head's rows of its own classes only.
-      whole_head: clients send the rows of all classes, as a server needs that goes on to use their
-        models; the mean still takes those of `label_split`.
+      masked_loss: logits of classes that the client lacks are 0 in its loss, the default of
+        HeteroFL and FedRolex.
+      label_split: a client sends, and affects, only the head's rows of its own classes.
+      whole_head: clients send the rows of all classes, for a server that uses their models
+        further; the mean still takes those of `label_split`.
     """
 
     def axes_of(federation, params):
@@ -161,7 +160,7 @@ def partial_training(
         )
         return slicing.extract(server, axes_of(federation, server), plan)
 
-    # the server knows which rows those are where they are all
+    # the server knows the sent rows if all are sent
     pattern = FIRST_ROWS if whole_head or not label_split else None
 
     def client_update(bucket, client, downlink, data, ctx):

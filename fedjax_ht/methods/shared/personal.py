@@ -1,8 +1,7 @@
-"""Two models of one architecture at a client: a personal one, and its copy of the server's model,
-trained side by side on the same batches.
+"""A client's personal model and its copy of the server's model, trained on the same batches.
 
-A client's state is {"params", "stats", "shared": {"params", "stats"}}, the first two of the
-personal model, plus entries of the method.
+Both have the same architecture. A client's state is {"params", "stats", "shared": {"params",
+"stats"}}, plus entries of the method; the first two belong to the personal model.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +17,12 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.mutual import in_parts, take_shared
 
-# ({"own", "shared", "beside"}: what is trained) -> the personal model's parameters
+# ({"own", "shared", "beside"}: trained parameters) -> the personal model's parameters
 Personal = Callable[[PyTree], PyTree]
 
 
 def init_both(bucket: Bucket, ctx: Context) -> PyTree:
-    """Makes a client whose two models are one, until `receive_both` replaces them."""
+    """Initialises both models with equal values, which `receive_both` replaces."""
     model = init_variables(bucket, ctx.key)
     return model | {"shared": model}
 
@@ -31,7 +30,7 @@ def init_both(bucket: Bucket, ctx: Context) -> PyTree:
 def receive_both(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Takes the server's model; the personal one begins as the first that a client receives."""
+    """Takes the server's model; the first one received also initialises the personal model."""
     client = take_shared(client, params=downlink)
     return begin_as_received(bucket, client, downlink, data, ctx)
 
@@ -39,7 +38,7 @@ def receive_both(
 def begin_as_received(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """Sets a client's model to the first that it receives, and to no other; a `Method.receive`."""
+    """Initialises a client's model with the first model received; a `Method.receive`."""
     assert ctx.info is not None  # the context is a client's
     first = ctx.info.last_round < 0
     return client | {"params": select(first, downlink, client["params"])}
@@ -56,7 +55,7 @@ def train_both(
     personal: Personal,
     beside: PyTree = (),
 ) -> tuple[PyTree, PyTree, TrainingResult]:
-    """Trains both models by cross-entropy, each on its own.
+    """Trains both models separately on the task's loss.
 
     The copy of the server's model is trained as `supervised.train_model` would.
 
@@ -66,13 +65,12 @@ def train_both(
       client: a state as `init_both` makes it.
       data, ctx: the client's data and context, as `client_update` gets them.
       optimizers: "own", "shared" and "beside" -> the optimizer of that part.
-      personal: the personal model's parameters from that dict, whose shared entry is a constant
-        there.
+      personal: (trained parameters) -> the personal model's; "shared" is a constant there.
       beside: further parameters, trained on the personal model's loss.
 
     Returns:
-      The client's new state, the trained `beside`, and the result of the training, whose loss is
-      the sum of both.
+      The client's new state, the trained `beside`, and the result of the training; its loss is the
+      sum of both.
     """
 
     def loss_of(params: PyTree, stats: PyTree, batch: Batch, key) -> tuple[jax.Array, PyTree]:

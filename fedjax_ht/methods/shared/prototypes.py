@@ -1,7 +1,7 @@
 """Prototypes: class means, the pull towards global ones, and nearest-prototype scores.
 
-A prototype is the mean feature of a class, float [K]; a client sends those of the classes that it
-has training samples of.
+A prototype is the mean feature of a class, float [K]. A client sends those of the classes in its
+training samples.
 """
 
 import functools
@@ -24,12 +24,12 @@ from fedjax_ht.methods.shared.supervised import Regulariser, own_classes
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.ops import pairwise_distance
 
-TINY = 1e-12  # of a squared length: a row of zeros has no direction
+TINY = 1e-12  # least squared length: a row of zeros has no direction
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
 
 
 class Form(NamedTuple):
-    """The values of a variant of FedProto and FedTGP, by the names of options."""
+    """Option values of a variant of FedProto and FedTGP."""
 
     weight: float  # lambda, of the regulariser
 
@@ -41,7 +41,7 @@ class Uplink(NamedTuple):
     """A client's upload.
 
     Attributes:
-      prototypes: Masked float32 [C, K], the client's classes.
+      prototypes: Masked float32 [C, K], sent for the client's classes.
       counts: Metadata(Masked float32 [C]), samples by class; () if not sent.
     """
 
@@ -87,7 +87,7 @@ def prototype_uplink(sums: ClassSums, with_counts: bool = False) -> Uplink:
 
 
 def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulariser:
-    """Makes the pull of features towards global prototypes, for `supervised.train_model`.
+    """Makes the penalty that pulls features towards prototypes, for `supervised.train_model`.
 
     Args:
       prototypes: Masked float [C, K].
@@ -104,8 +104,7 @@ def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulari
 
 
 def cosines_to(rows: jax.Array, targets: jax.Array) -> jax.Array:
-    """Computes the cosines float [B, C] of rows float [B, K] with those of classes float [C, K]; 0
-    where either is zero."""
+    """Computes the cosines float [B, C] of rows [B, K] and targets [C, K]; 0 if either is zero."""
     squares = jnp.sum(targets * targets, -1, keepdims=True)
     return cosines(rows, (targets * jax.lax.rsqrt(jnp.maximum(squares, TINY))).T)
 
@@ -117,7 +116,7 @@ def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:
 
 
 def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
-    """Lines up the prototypes of `uploaded` as M = P C rows; absent ones are zero."""
+    """Flattens the prototypes of `uploaded` to M = P C rows; absent ones are zero."""
     labels = jnp.broadcast_to(jnp.arange(present.shape[1]), present.shape)
     values = jnp.where(present[..., None], prototypes, 0)
     return Uploads(values.reshape(-1, values.shape[-1]), labels.reshape(-1), present.reshape(-1))
@@ -148,15 +147,15 @@ def mean_by_class(
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
-    """Makes a client: a model, and "classes" bool [C], which "own_prototype" chooses among.
+    """Initialises a client: a model, and "classes" bool [C], the choices of "own_prototype".
 
-    These are all classes, until the first receipt.
+    Until the first `receive` these are all classes.
     """
     return init_model(bucket, ctx) | {"classes": jnp.ones(bucket.num_classes, bool)}
 
 
 def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
-    """Sets a client's "classes" to those that it has training samples of; all if it has none."""
+    """Sets a client's "classes" to those of its training samples; to all if it has none."""
     seen = own_classes(data, bucket.num_classes)
     return client | {"classes": seen | ~seen.any()}
 
@@ -168,8 +167,8 @@ def scores(
 
     Returns:
       float [B, C] by rule. "prototype" is minus the distance to each global prototype, -inf for
-      classes without one; "own_prototype" the same among the client's classes; "head" the logits of
-      the client's head.
+      classes without one. "own_prototype" is the same among the client's classes. "head" is the
+      logits of the client's head.
     """
     representations = own_features(bucket, client, x, mask)
     distance = pairwise_distance(representations, prototypes.values)

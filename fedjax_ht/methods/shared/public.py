@@ -1,9 +1,8 @@
-"""Distillation on a public set: the samples of a round, clients' outputs for them, and training
-towards the server's targets.
+"""Distillation on a public set: a round's samples, clients' outputs, and the server's targets.
 
-A round's exchange holds two rounds' samples: targets for those that clients were asked for last
-time, and the positions of those that they are asked for now. The server repeats the draw from the
-round's shared key, and so no upload names its samples.
+A downlink concerns the samples of two rounds: targets for those requested in the last round, and
+positions of those requested now. The server repeats the draw from the round's shared key, so that
+uploads need not name their samples.
 """
 
 import dataclasses
@@ -32,8 +31,8 @@ class Targets(NamedTuple):
     """The server's targets for a round's public samples.
 
     Attributes:
-      rows: Masked float32 [P, ...], all rows or none: there are none before any upload.
-      positions: int32 [P], places of the samples in the public set.
+      rows: Masked float32 [P, ...], all rows, or none before the first upload.
+      positions: int32 [P], indices of the samples in the public set.
     """
 
     rows: Masked
@@ -45,8 +44,8 @@ class Downlink(NamedTuple):
 
     Attributes:
       targets: `Targets.rows`.
-      positions: Metadata(Masked int32 [P]), places of the targets' samples in the public set.
-      requested: Metadata(int32 [P]), places of the samples that the client is asked for.
+      positions: Metadata(Masked int32 [P]), indices of the targets' samples in the public set.
+      requested: Metadata(int32 [P]), indices of the samples requested from the client.
     """
 
     targets: Masked
@@ -55,14 +54,16 @@ class Downlink(NamedTuple):
 
 
 def no_targets(samples: int, *shape: int) -> Targets:
-    """Returns the targets before the first upload: none, of `shape` each, for so many samples."""
+    """Returns the targets before the first upload: masked rows [samples, *shape]."""
     rows = Masked(jnp.zeros((samples, *shape)), jnp.zeros(samples, bool), FIRST_ROWS)
     return Targets(rows, jnp.zeros(samples, jnp.int32))
 
 
 def draw(federation: Federation, samples: int, ctx: Context) -> jax.Array:
-    """Draws a round's public samples, int32 [samples], each at most once; server and clients draw
-    the same."""
+    """Draws a round's public samples, int32 [samples], without replacement.
+
+    Server and clients draw the same ones.
+    """
     assert ctx.shared_key is not None  # as in every round
     size = (samples,)
     chosen = jax.random.choice(ctx.shared_key, federation.public_set.samples, size, replace=False)
@@ -70,7 +71,7 @@ def draw(federation: Federation, samples: int, ctx: Context) -> jax.Array:
 
 
 def send(federation: Federation, targets: Targets, ctx: Context) -> Downlink:
-    """Returns the downlink of targets, and of the samples that this round asks for."""
+    """Returns the downlink with targets and the samples requested in this round."""
     rows, positions = targets
     named = Masked(positions, rows.mask, FIRST_ROWS)
     requested = draw(federation, len(positions), ctx)
@@ -80,11 +81,11 @@ def send(federation: Federation, targets: Targets, ctx: Context) -> Downlink:
 def renewed(
     federation: Federation, old: Targets, values: jax.Array, present: jax.Array, ctx: Context
 ) -> Targets:
-    """Returns targets of the samples that this round asked for.
+    """Returns targets for the samples requested in this round.
 
     Args:
       federation: the federation.
-      old: the targets before, which stay if there was no upload.
+      old: the previous targets, kept if there was no upload.
       values: float [P, ...], the new targets.
       present: bool scalar, whether there was an upload.
       ctx: the server's context.
@@ -96,8 +97,10 @@ def renewed(
 def serve_mean(
     federation: Federation, server: Targets, received: dict[str, Received], ctx: Context
 ) -> tuple[Targets, Metrics]:
-    """Makes the uniform mean of what arrives of the round's samples the next round's targets; the
-    server_update of methods whose uploads have a row for each sample."""
+    """Averages uploads uniformly into the next targets; a `Method.server_update`.
+
+    An upload has one row for each of the round's samples.
+    """
     joined = gather_received(received)
     weights = client_weights(joined)
     mean = weighted_mean(joined.uplink, weights)
@@ -106,7 +109,7 @@ def serve_mean(
 
 
 def samples_at(data: Data, positions: jax.Array) -> Split:
-    """Returns public samples by their places in the public set."""
+    """Returns public samples by their indices in the public set."""
     return Split(data.splits[PUBLIC].indices[positions], jnp.int32(len(positions)))
 
 
@@ -123,7 +126,7 @@ def outputs_of(
       bucket, client: the bucket of the client and its state, with the model as "params" and
         "stats".
       data: data with the public set.
-      positions: int32 [P], places in the public set.
+      positions: int32 [P], indices in the public set.
       output: (bucket, client, x, mask) -> float [B, D]; by default the logits.
     """
     chosen, size = samples_at(data, positions), min(forward_batch(), len(positions))
@@ -137,8 +140,10 @@ def outputs_of(
 
 
 def recipe_on_public(training: LocalTraining, batch_size: int, epochs: int) -> LocalTraining:
-    """Returns the recipe of training on public samples: that of local training, in epochs of other
-    batches, the last one included, and without augmentation."""
+    """Returns the recipe for public samples: local training with other batches and epochs.
+
+    The last batch is kept, and there is no augmentation.
+    """
     return dataclasses.replace(
         training,
         batch_size=batch_size,
@@ -150,7 +155,7 @@ def recipe_on_public(training: LocalTraining, batch_size: int, epochs: int) -> L
 
 
 def on_split(data: Data, split: Split) -> Data:
-    """Returns data whose training samples are public ones, which no privacy of samples is for."""
+    """Returns data that trains on public samples, which need no sample-level privacy."""
     return data._replace(splits=data.splits | {"train": split}, trainer=None)
 
 
@@ -163,7 +168,7 @@ def digest(
     targets: Targets,
     key: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """Trains a model towards targets; it stays as it is where there are none.
+    """Trains a model towards targets; without targets, the model is unchanged.
 
     Args:
       recipe: the recipe of the training, see `recipe_on_public`.
@@ -171,13 +176,13 @@ def digest(
       bucket, model: the bucket, and a state with the model as "params" and "stats".
       data: data with the public set.
       targets: the targets and their samples.
-      key: the key that order and dropout fold into.
+      key: the key for order and dropout.
 
     Returns:
       The new state, and the mean loss; 0 without targets.
     """
     chosen, values = samples_at(data, targets.positions), dense(targets.rows)
-    # The label of a public sample is the row of its target.
+    # The label of a public sample is the index of its target.
     rows = jnp.zeros_like(data.labels).at[chosen.indices].set(jnp.arange(len(values)))
     shown = on_split(data._replace(labels=rows), chosen)
 
@@ -198,8 +203,8 @@ def digest(
         num_classes=bucket.num_classes,
     )
     digested = model | {"params": result.params, "stats": result.stats}
-    # A count of samples that is 0 without targets would hide the number of steps from whom counts
-    # FLOPs: the first round trains in vain.
+    # The first round trains in vain: a sample count of 0 would hide the number of steps from FLOP
+    # counts.
     exist = targets.rows.mask.any()
     return select(exist, digested, model), jnp.where(exist, result.loss, 0)
 

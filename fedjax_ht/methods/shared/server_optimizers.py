@@ -9,11 +9,11 @@ With D the mean of the uploads minus the server's parameters w:
     fedadam     v <- b2 v + (1 - b2) D^2
     fedyogi     v <- v - (1 - b2) D^2 sign(v - D^2)
 
-As in the paper, v starts at tau^2, and nothing corrects m and v in the first rounds. The authors'
-code corrects those of FedAdam and FedYogi and starts v at 0: bias_correction=True, server_v0=0.
+As in the paper, v starts at tau^2, and m and v have no bias correction. The authors' code corrects
+them in FedAdam and FedYogi, and starts v at 0: bias_correction=True, server_v0=0.
 
-An entry whose D is exactly 0 keeps w, m and v, such as one that no client of the round holds.
-Batch statistics stay with each client, as without an optimiser.
+An entry with D exactly 0, such as one that no client of the round holds, keeps w, m and v. Batch
+statistics stay with each client, as without an optimiser.
 """
 
 import functools
@@ -74,8 +74,8 @@ def adaptive(
     Args:
       square: (v, D^2) -> the new v.
       rate, tau, b1: numbers of the module's docstring.
-      v0: first v; None takes tau^2.
-      corrected: shares that m and v keep, for their correction by 1 - b^t; 0 corrects nothing.
+      v0: initial v; None means tau^2.
+      corrected: decay rates of m and v for their bias correction, 1 - b^t; 0 corrects nothing.
     """
     first = tau**2 if v0 is None else v0
 
@@ -105,7 +105,7 @@ def fedavgm(
 
     Args:
       server_lr: eta, the server's step size.
-      server_momentum: beta, the share of its momentum that the server keeps.
+      server_momentum: beta, the decay rate of the server's momentum.
     """
     return optax.sgd(server_lr, momentum=server_momentum)
 
@@ -119,7 +119,7 @@ def fedadagrad(
     Args:
       server_lr: eta, the server's step size.
       server_tau: tau, added to the root of v.
-      server_v0: first v; None takes the square of server_tau.
+      server_v0: initial v; None means the square of server_tau.
     """
     return adaptive(jnp.add, rate=server_lr, tau=server_tau, v0=server_v0)
 
@@ -127,7 +127,7 @@ def fedadagrad(
 def _with_moments(
     name: str, square: Callable[[float, jax.Array, jax.Array], jax.Array]
 ) -> Callable[..., optax.GradientTransformation]:
-    """Makes the factory of an optimiser with (b2, v, D^2) -> the new v."""
+    """Makes the factory of an optimiser from its rule, (b2, v, D^2) -> the new v."""
 
     def make(
         *,
@@ -138,13 +138,13 @@ def _with_moments(
         server_v0: NonNegative | None = None,
         bias_correction: bool = False,
     ) -> optax.GradientTransformation:
-        """Makes an optimiser with means of D and of its square.
+        """Makes an optimiser with running means of D and of its square.
 
         Args:
           server_lr: eta, the server's step size.
-          server_b1, server_b2: shares of m and v that the server keeps.
+          server_b1, server_b2: decay rates of m and v.
           server_tau: tau, added to the root of v.
-          server_v0: first v; None takes the square of server_tau.
+          server_v0: initial v; None means the square of server_tau.
           bias_correction: True corrects m and v for their first rounds, as the authors' code does.
         """
         corrected = (server_b1, server_b2) if bias_correction else (0.0, 0.0)
@@ -174,19 +174,19 @@ FACTORIES: dict[str, Callable[..., optax.GradientTransformation]] = {
 def server_optimizer(
     method: Method, optimizer: str | optax.GradientTransformation, **options: Any
 ) -> Method:
-    """Lets a method's server step towards the mean of the uploads by an optimiser.
+    """Makes a method's server step towards the mean of the uploads with an optimiser.
 
-    Configs write it behind the method's name, as in "fedprox+fedadam:mu=0.1:server_lr=0.03". By SGD
-    of rate 1 the method is itself, up to rounding.
+    Configs append it to the method's name, as in "fedprox+fedadam:mu=0.1:server_lr=0.03". SGD with
+    rate 1 leaves the method as it is, up to rounding.
 
     Args:
-      method: a method whose server's state is parameters, and the next one their mean.
+      method: a method whose server state is parameters, updated to the mean of the uploads.
       optimizer: fedavgm, fedadagrad, fedadam or fedyogi; or an optimiser of optax, whose gradient
         is the server's parameters minus the mean.
       **options: options of the named optimiser, such as server_lr.
 
     Returns:
-      The method; its `check` refuses a server whose state has other numbers than floats.
+      The method; its `check` rejects a server whose state has values other than floats.
 
     Raises:
       ValueError: the server does not average, or there is no such optimiser. One line.
@@ -236,7 +236,7 @@ def _optimized(optimizer: optax.GradientTransformation, name: str, method: Metho
         gradient = jax.tree.map(jnp.subtract, old, mean)
         updates, stepped = optimizer.update(gradient, slots, old)
         stepped_params = optax.apply_updates(old, updates)
-        # By entry, since momentum would move entries of slices that nobody holds in this round.
+        # By entry, since momentum would move entries that no client of this round holds.
         new = jax.tree.map(jnp.where, moved, stepped_params, old)
         touched = optax.tree_utils.tree_map_params(
             optimizer,
@@ -284,5 +284,5 @@ def optimized_factory(factory: Callable[..., Method], optimizer: str) -> Callabl
     described: Any = make  # functions declare no attributes
     described.__signature__ = inspect.Signature([both[0], *keyword_only])
     described.documented_by = (steps,)
-    del described.checks_its_arguments  # of the base, whose signature is another
+    del described.checks_its_arguments  # copied from the base, whose signature differs
     return described

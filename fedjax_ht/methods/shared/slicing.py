@@ -1,4 +1,4 @@
-"""Slices of a global model: their channels, how they are cut out, and how they are put back.
+"""Slices of a global model: choosing their channels, cutting them out and putting them back.
 
     plan:         group -> the global index of each of the slice's channels, ceil(R K) of K
         static    0, 1, ...: smaller slices lie in larger ones; HeteroFL (Diao et al., ICLR 2021)
@@ -7,8 +7,8 @@
     extract:      the parameters at these indices
     scatter_mean: entry by entry the weighted mean over the clients that hold it; the rest stays
 
-All three follow `models.sliced`: groups of channels with their widths, and the group along each
-axis of each parameter.
+All three use the description of `models.sliced`: groups of channels with their widths, and the
+group along each axis of each parameter.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ static, the values are traced."""
 
 
 def require_slices(name: str, federation: Federation) -> None:
-    """Checks a federation for a method, by its name, that trains slices of one network.
+    """Checks that a federation has a global model to slice; `name` is the method's.
 
     Raises:
-      ValueError: it has no global model. One line.
+      ValueError: it has none. One line.
     """
     if federation.global_model is None:
         raise ValueError(
@@ -48,9 +48,9 @@ class Slices(NamedTuple):
 
     Attributes:
       params: parameters with a leading axis [P].
-      weights: float32 [P], of each client in the mean; slices of weight 0 are never read.
+      weights: float32 [P], the clients' weights in the mean; slices of weight 0 are never read.
       classes: bool [P, C], the rows of the head that count.
-      plan: one plan for all clients, or with a leading axis [P] one of each.
+      plan: one plan for all clients, or with a leading axis [P] one per client.
     """
 
     params: PyTree
@@ -60,8 +60,10 @@ class Slices(NamedTuple):
 
 
 def widest_first(federation: Federation) -> list[Bucket]:
-    """Sorts the buckets by width, whatever their order in the federation: sums of floats depend on
-    the order."""
+    """Sorts the buckets by width, descending.
+
+    Sums of floats depend on the order, which must not be that of the federation.
+    """
     return sorted(federation.buckets, key=lambda bucket: -bucket.width)
 
 
@@ -74,8 +76,8 @@ def make_plan(
       widths: group -> number of channels of the whole model.
       rate: width rate of the slice.
       mode: the rule that chooses channels, see the module's docstring.
-      round: the number of the round, an int32 scalar; mode "rolling" alone reads it.
-      key: the key that mode "random" draws each group's channels from; None for other modes.
+      round: the number of the round, an int32 scalar; only mode "rolling" reads it.
+      key: the key for drawing each group's channels in mode "random"; None for other modes.
     """
 
     def indices(number: int, width: int) -> jax.Array:
@@ -109,11 +111,11 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
 
 
 def spread(part: PyTree, axes: PyTree, plan: Plan, widths: dict[str, int]) -> PyTree:
-    """Puts a slice in its places in a model of zeros, the inverse of `extract`.
+    """Writes a slice into a model of zeros; inverts `extract`.
 
     Args:
       part: the slice's parameters.
-      axes, plan: arguments as of `extract`.
+      axes, plan: arguments as for `extract`.
       widths: group -> number of channels of the whole model.
     """
 
@@ -128,7 +130,7 @@ def spread(part: PyTree, axes: PyTree, plan: Plan, widths: dict[str, int]) -> Py
 
 
 def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: float) -> PyTree:
-    """Cuts the slice of a rate out of a model, the first channels of every group.
+    """Cuts the first channels of every group out of a model, as many as a rate says.
 
     Args:
       params: the parameters of the model, or of a slice that is at least as wide.
@@ -138,7 +140,7 @@ def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: f
     """
 
     def cut(leaf, names):
-        # static ends: the gradient is padded with zeros, while that of a gather is a scatter
+        # static ends: the gradient is padded with zeros, whereas a gather's is a scatter
         ends = [sliced_width(widths[name], rate) if name in widths else None for name in names]
         return leaf[tuple(map(slice, ends))]
 
@@ -150,9 +152,9 @@ def scatter_mean(
 ) -> PyTree:
     """Sets each entry to the weighted mean over the clients that hold it; others stay.
 
-    In the head, a client holds only the rows of its `classes`. Clients with one plan are summed
-    before they are put in place; others are put in place one by one, so that memory holds two
-    global models whatever the number of clients. The sums run in the order given.
+    In the head, a client holds only the rows of its `classes`. Clients that share a plan are summed
+    before they are put in place. Others are put in place one by one, so that memory holds two
+    global models whatever the number of clients. Sums follow the order of `slices`.
 
     Args:
       params: the global model.
@@ -167,7 +169,7 @@ def scatter_mean(
     def no_weight(leaf, names):
         return jnp.zeros(_held_shape(leaf, names))
 
-    def add_one(total, client):  # a client by itself, with an axis of clients of length 1
+    def add_one(total, client):  # one client, with a client axis of length 1
         part = Slices(*client)
         part = part._replace(
             params=jax.tree.map(lambda x: x[None], part.params),
@@ -212,8 +214,8 @@ def _add(
         held = weight.sum(0)
         for axis, group in enumerate(names):
             if group in place:
-                # A gather by the inverse plan, not a scatter: XLA's scatter for CPU goes entry by
-                # entry.
+                # A gather by the inverse plan, not a scatter: XLA's scatter on CPU is sequential,
+                # entry by entry.
                 sums = jnp.take(sums, place[group], axis=axis, mode="fill", fill_value=0)
                 held = held * along(place[group] < part.plan[group].shape[0], names, group)
         return num + sums, den + held

@@ -1,10 +1,10 @@
-"""A small part that all clients share, beside whole models of their own.
+"""A small part that all clients share, in addition to their own whole models.
 
-The shared part is the auxiliary model of `Bucket.shared`, or its extractor alone. A mixer makes one
-representation of the features of both extractors, which the client's own head classifies. A
+The shared part is the auxiliary model of `Bucket.shared`, or its extractor alone. A mixer combines
+the features of both extractors into one representation, which the client's own head classifies. A
 client's state is {"params", "stats", "shared": {"params", "stats"}} and the mixer's parameters
-under the mixer's name. Only the shared part's parameters are sent, both ways, and the server
-averages them by training samples.
+under the mixer's name. Only the shared part's parameters are sent, both ways. The server averages
+them by number of training samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +27,12 @@ from fedjax_ht.methods.shared.supervised import batch_features
 
 
 class Rows(NamedTuple):
-    """Features of the same samples by a client's own extractor, float [B, K], and by the shared
-    one, float [B, d]."""
+    """Features of the same samples.
+
+    Attributes:
+      private: float [B, K], from the client's own extractor.
+      shared: float [B, d], from the shared extractor.
+    """
 
     private: jax.Array
     shared: jax.Array
@@ -38,7 +42,7 @@ class Mixer(NamedTuple):
     """The part of a client that mixes the features of both extractors.
 
     Attributes:
-      name: entry of a client's state with the mixer's parameters.
+      name: key of the mixer's parameters in a client's state.
       mix: (bucket, {"own": parameters of the client's model, name: those of the mixer}, rows, the
         model's input x) -> float [B, K], the representation that the client's head classifies.
     """
@@ -52,12 +56,12 @@ MixedLoss = Callable[[PyTree, jax.Array, Batch], jax.Array]
 
 
 def init_extractor(federation: Federation, key: jax.Array) -> PyTree:
-    """Draws the first shared extractor, {"base"}; a `Method.init_server`."""
+    """Initialises the shared extractor, {"base"}; a `Method.init_server`."""
     return {"base": init_variables(federation.shared, key)["params"]["base"]}
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
-    """Makes a client as `mutual.init_pair` does, without the head of the shared model."""
+    """Initialises a client like `mutual.init_pair`, without the head of the shared model."""
     client = init_pair(bucket, ctx)
     return take_shared(client, params={"base": client["shared"]["params"]["base"]})
 
@@ -67,7 +71,7 @@ def average_part(
 ) -> tuple[PyTree, Metrics]:
     """Averages uploads of type `averaging.ModelUplink`; a `Method.server_update`.
 
-    Without an upload of samples the server keeps its part.
+    The server keeps its part if no client with samples arrived.
     """
     joined = gather_received(received)
     weights = client_weights(joined, joined.uplink.num_samples)
@@ -78,7 +82,7 @@ def require_shared_width(name: str) -> Callable[[Federation], None]:
     """Makes the check of a method that mixes features entry by entry; a `Method.check`.
 
     Args:
-      name: name of the method, with which the message begins.
+      name: name of the method; the error message starts with it.
     """
 
     def check(federation: Federation) -> None:
@@ -127,7 +131,7 @@ def train_mixed(
     """Trains a client's own model, mixer and shared part on the loss of the mixed features.
 
     The own model's batches and dropout are those of `supervised.train_model`. Batch norms normalise
-    by the batch, and keep its statistics, whichever part is trained.
+    by the batch and update their statistics, whichever part is trained.
 
     Args:
       training: the recipe of local training.
@@ -136,8 +140,8 @@ def train_mixed(
       client: the client's state.
       data, ctx: the client's data and its context, as for `client_update`.
       loss: the loss of one batch.
-      optimizers: "own", "shared" or the mixer's name -> the optimizer of that part, which sees no
-        other; a part without one is fixed.
+      optimizers: "own", "shared" or the mixer's name -> the optimizer of that part alone; a part
+        without one is not trained.
 
     Returns:
       The client's new state, and the result of the training.

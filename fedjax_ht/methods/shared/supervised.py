@@ -13,7 +13,7 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn, TrainingR
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 
-# (features [B, K], batch) -> scalar added to the cross-entropy
+# (features [B, K], batch) -> scalar added to the task's loss
 Regulariser = Callable[[jax.Array, Batch], jax.Array]
 
 
@@ -26,14 +26,14 @@ def count_labels(data: Data, num_classes: int) -> jax.Array:
 
 
 def own_classes(data: Data, num_classes: int) -> jax.Array:
-    """Marks the classes that a client has training samples of, bool [num_classes]."""
+    """Marks the classes of a client's training samples, bool [num_classes]."""
     return count_labels(data, num_classes) > 0
 
 
 def batch_features(
     bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, PyTree]:
-    """Runs the feature extractor on a batch of its training, see `core.bucket.features`."""
+    """Runs the feature extractor on a training batch, see `core.bucket.features`."""
     return features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
 
 
@@ -45,7 +45,7 @@ def train_client(
     data: Data,
     key: jax.Array,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains a client's model by a method's own loss; arguments as of `local_training.train`.
+    """Trains a client's model on a method's own loss; arguments as for `local_training.train`.
 
     Returns:
       The client with new "params" and "stats", and the result of the training.
@@ -71,7 +71,7 @@ def train_model(
     gather_features: bool = False,
     classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains a client's model by cross-entropy, with optional terms of features and parameters.
+    """Trains a client's model on its task's loss, with optional terms of features and parameters.
 
     Batch norms normalise by the batch and update their statistics, whichever part is trained.
 
@@ -82,8 +82,8 @@ def train_model(
       data, ctx: the client's data and its context, as for `client_update`. A second training in a
         round needs another key, `ctx._replace(key=jax.random.fold_in(ctx.key, 1))`.
       part: "base" to train the feature extractor alone, "head" for the head alone; None for both.
-      trained: other values to train, from which `put` makes the parameters; the optimiser has no
-        state of others. None for the parameters themselves, or a part of them.
+      trained: other values to train, from which `put` makes the parameters; the optimiser's state
+        covers these alone. None trains the parameters themselves, or a part of them.
       put: (the trained values) -> all parameters {"base", "head"}; None without `trained`.
       split: the samples to train on, a key of `data.splits`.
       regulariser: (features float [B, K], batch) -> scalar added to the loss; None for none.
@@ -93,8 +93,8 @@ def train_model(
         classes.
 
     Returns:
-      The client's new state, and the result of the training: the trained values, and class sums of
-      the features if `gather_features`.
+      The client's new state, and the result of the training, with the trained values and, if
+      `gather_features`, class sums of the features.
     """
     params = client["params"]
     if put is None:
@@ -132,8 +132,7 @@ def train_model(
 
 
 def own_loss(bucket: Bucket, client: PyTree, data: Data) -> jax.Array:
-    """Computes the mean loss of a client's model on its training samples, in evaluation mode; 0
-    without samples."""
+    """Computes a client's mean training loss in evaluation mode; 0 without samples."""
 
     def of_batch(batch: Batch) -> jax.Array:
         scores = head_scores(bucket, client, batch.x, batch.mask)

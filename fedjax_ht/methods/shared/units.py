@@ -1,12 +1,11 @@
-"""The scale of a generator's latents, raw or in units of their own spread.
+"""The scale of a generator's latents w, raw or in units of their own spread.
 
-FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is
-larger or smaller, although a scale of w shows in no image.
+The effect of FedKTL's loss weights, kernel bandwidths and optimiser step depends on the scale of w,
+although that scale changes no image.
 
-"raw" takes w as the file has it, as the
-paper and its code do: with the authors' generator every number means what it meant to them.
-"spread" gives the w of every generator one spread, so that two generators can be compared with the
-same numbers.
+"raw" uses w as stored in the file, as the paper and its code do. With the authors' generator, every
+option means what it means there. "spread" gives the w of every generator the same spread, so that
+generators can be compared with the same options.
 """
 
 from typing import Literal, NamedTuple
@@ -20,11 +19,11 @@ from fedjax_ht.models.generator import Generator
 Latents = Literal["raw", "spread"]
 
 REFERENCE_SPREAD = 0.84
-"""Root mean square of w's coordinates about their mean, where latents are in units of it.
+"""Root mean square of w's coordinates about their mean with "spread".
 
-The number is arbitrary. It is what natural_32 and fashion_mnist_32 had when their training ended,
-and mapping networks have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments.
-The spread of the StyleGAN-XL that the paper uses is published nowhere.
+The number is arbitrary: natural_32 and fashion_mnist_32 had it at the end of their training.
+Mapping networks have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments. The
+spread of the paper's StyleGAN-XL is not published.
 """
 
 SAMPLES = 1000  # latents that the spread is measured on
@@ -43,7 +42,7 @@ class Ball(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The variables of a generator that takes and gives w in units.
+    """The variables of a generator whose w is in units, see `in_units`.
 
     Attributes:
       variables: variables of the generator within.
@@ -57,11 +56,11 @@ class Weights(NamedTuple):
 
 
 def in_units(generator: Generator, latents: Latents) -> Generator:
-    """Returns the same generator, which takes and gives w divided by its unit.
+    """Wraps a generator to take and return w divided by its unit.
 
     Args:
-      generator: the generator; its w is measured on latents drawn by a fixed key.
-      latents: the unit of w: "raw", 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
+      generator: the generator; its w is measured on latents drawn with a fixed key.
+      latents: the unit of w: "raw" is 1; "spread" makes w's spread `REFERENCE_SPREAD`.
 
     Returns:
       A generator with `Weights` as variables.

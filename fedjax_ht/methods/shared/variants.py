@@ -1,4 +1,4 @@
-"""The two forms of a method: its paper's, and that of the code released with it."""
+"""The two variants of a method: its paper's, and that of the released code."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,7 +9,7 @@ Variant = Literal["paper", "released"]
 def settled(
     variant: Variant, options: Mapping[str, Any], forms: Mapping[Variant, Any]
 ) -> dict[str, Any]:
-    """Gives options that are None the values of a variant.
+    """Replaces options that are None by the values of a variant.
 
     Args:
       variant: a key of `forms`.
