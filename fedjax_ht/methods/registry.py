@@ -81,11 +81,11 @@ LIBRARY = (
     "agnostic",
     "fedpft",
 )
-"""Names of the library's own methods. Each is a function of the module of its name."""
+"""Names of the library's own methods. Each is a function in the module of the same name."""
 
 DISTILLING = ("dense", "fedftg", "dfrd")
 AVERAGING = ("fedavg", "heterofl", "feddropout", "fedrolex")
-"""Bases of the distilling methods that a name may put before one, as in "fedrolex+dfrd"."""
+"""Bases of the distilling methods; a name puts one before the method, as in "fedrolex+dfrd"."""
 
 OPTIMIZERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
 MEANS = (
@@ -94,8 +94,8 @@ MEANS = (
     *("fedcp", "pfedme", "perfedavg", "pfedmoe", "fedit", "fedsa_lora"),
     *("heterofl", "feddropout", "fedrolex"),
 )
-"""Methods whose server's state is parameters, and the next one their mean. A name may put a server
-optimizer behind them, as in "fedprox+fedadam"."""
+"""Methods whose server state is parameters, updated to the mean of the uploads. A name may append a
+server optimizer, as in "fedprox+fedadam"."""
 
 
 def _place(name: str) -> str:
@@ -106,25 +106,25 @@ def _place(name: str) -> str:
 FACTORIES = Registry({name: _place(name) for name in LIBRARY})
 
 METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(FACTORIES)
-"""Name -> factory of every method, those that `register_method` added included. The module of a
-library's method is imported when its factory is looked up."""
+"""Name -> factory of every method, including those that `register_method` added. Looking up a
+library method's factory imports its module."""
 
 
-# by name, since the module reads this one's names
+# by name, because that module imports this one
 _AROUND = Registry({"optimizer": f"{__package__}.shared.server_optimizers:optimized_factory"})
 
 
 def register_method(name: str, factory: Callable[..., Method]) -> None:
-    """Registers a method of your own under a name, which configs then take as the library's.
+    """Registers a method of your own under a name, so that configs can use it.
 
     Args:
       name: the name, of letters, digits and underscores.
-      factory: the function (training, *, options) -> Method; configs set its options, and
-        annotations of these state the values that they may have.
+      factory: the function (training, *, options) -> Method; configs set its options, whose
+        annotations state the allowed values.
 
     Raises:
-      ValueError: the name is the library's, or another function is registered under it, or
-        `factory` is no such function. One line. A cell or a config file may be run again.
+      ValueError: the name is the library's, another function is registered under it, or `factory`
+        is not such a function. One line. Running a cell or a config file again is allowed.
 
     Example:
       >>> def fedsame(training, *, weight: fl.NonNegative = 1.0):
@@ -148,10 +148,10 @@ def method_factory(name: str) -> Callable[..., Method]:
     """Returns a method's factory, (training, **options) -> Method, which checks its options.
 
     Args:
-      name: a key of `METHODS`; or "BASE+METHOD", a distilling method on top of one that averages,
-        with `base` set, or a server optimizer around one that averages, with the options of both;
-        or "module:function" for a factory of yours, the module in the current folder, beside the
-        config file that names it, or installed.
+      name: a key of `METHODS`; or "BASE+METHOD", a distilling method with `base` set, or a server
+        optimizer around a method that averages, with the options of both; or "module:function" for
+        a factory of yours, whose module is in the current folder, next to the config file that
+        names it, or installed.
 
     Raises:
       ValueError: there is no such method.
@@ -177,18 +177,18 @@ def method_factory(name: str) -> Callable[..., Method]:
 
 
 def names_user_method(name: str) -> bool:
-    """Returns whether a name is a "module:function" of a user's own; nothing is imported."""
+    """Returns whether a name is a user's "module:function", without importing it."""
     return name not in METHODS and names_user_function(name)
 
 
 def is_own(name: str) -> bool:
-    """Returns True for a method of a user's own, one that is not registered here included."""
+    """Returns True for a user's own method, even if it is not registered here."""
     base, *tops = name.split("+")
     return base not in LIBRARY or not set(tops) <= {*LIBRARY, *OPTIMIZERS}
 
 
 def unknown_method(name: str) -> str:
-    """Says in one line that there is no such method, and which methods there are."""
+    """Returns a one-line message about an unknown method, which lists the known ones."""
     base, _, top = name.partition("+")
     if base in METHODS and top in OPTIMIZERS:
         return not_averaging(base)
@@ -203,7 +203,7 @@ def unknown_method(name: str) -> str:
 
 
 def not_averaging(name: str) -> str:
-    """Says in one line that a method's server does not average parameters."""
+    """Returns a one-line message that a method's server does not average parameters."""
     return (
         f"the server of {name} does not average parameters alone; a server optimizer needs one of "
         f"{', '.join(MEANS)}"

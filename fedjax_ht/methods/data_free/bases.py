@@ -1,13 +1,13 @@
-"""Bases of a distilling method, and the teachers that their clients' models become.
+"""Bases of distilling methods, and the teachers made from their clients' models.
 
-A base is a method whose server averages whole models or slices, or none:
+A base is a method whose server averages whole models, slices, or nothing:
 
-"none":   data-free; every client trains a model of its own and uploads it, nothing comes down;
-          the server's model is only ever distilled
-another:  its round; then the uploaded models teach the averaged one, which the next round
-          starts from
+"none":   data-free; every client trains a model of its own and uploads it, and nothing is sent
+          to it; the server's model is trained by distillation alone
+another:  its round; then the uploaded models teach the averaged one, from which the next round
+          starts
 
-The uploaded models are one teacher, weighted class by class:
+The uploaded models form one teacher, weighted class by class:
 
     tau_{i,y} = c_i^y / sum_j c_j^y
     p(y)      = sum_j c_j^y / sum_{j,y'} c_j^{y'}
@@ -15,8 +15,8 @@ The uploaded models are one teacher, weighted class by class:
 
 c_i^y counts client i's labels y (DFRD's dynamic weighting and label sampling), s is an image made
 for label y, u the ensemble's logits. A class that no client has is never drawn, and all teachers
-count alike for it. Teachers normalise by the statistics of the batch they see, as the clients did
-in training ("static" batch norm).
+have equal weights for it. Teachers normalise by batch statistics, as in the clients' training
+("static" batch norm).
 """
 
 import functools
@@ -65,7 +65,7 @@ class Base(NamedTuple):
 
 
 def alone(training: LocalTraining) -> Method:
-    """Makes the base "none": clients train alone and upload their models, the server stays.
+    """Makes the base "none": clients train alone and upload their models; no server update.
 
     Args:
       training: the recipe of local training.
@@ -89,7 +89,7 @@ def _whole_uplink(uplink: PyTree) -> PyTree:
     return uplink
 
 
-# A teacher's head has to be whole; averaged are the rows that the base's label_split says.
+# Teachers need whole heads; the mean still uses only the rows that label_split selects.
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
     "none": (alone, _whole_uplink),
     "fedavg": (fedavg, operator.attrgetter("params")),
@@ -114,10 +114,10 @@ def make_base(
     """Makes a base.
 
     Args:
-      base: the base: "none" for data-free, another key of `BASES`, or a `Base` as it is.
+      base: the base: "none" for data-free, another key of `BASES`, or a `Base`.
       training: the recipe of local training.
-      variant: form of the method, the paper's or the released code's, which gives options that are
-        None their values.
+      variant: the paper's form of the method or the released code's, which sets options that are
+        None.
       weighting: weights of the base's mean over clients; None takes the variant's.
       masked_loss, label_split, per_layer: options of the base; None takes the base's.
 
@@ -154,7 +154,7 @@ class Server(NamedTuple):
 
     Attributes:
       model: the global model's parameters, distilled.
-      averaged: the parameters that clients start from; () where that is `model`.
+      averaged: the parameters that clients start from; () if these are `model`.
       generator: {"params", "batch_stats"}; () without.
       average: the generator's moving average; () without.
     """
@@ -166,9 +166,9 @@ class Server(NamedTuple):
 
 
 class Teachers(NamedTuple):
-    """The uploaded models of N clients, bucket after bucket, see `slicing.widest_first`.
+    """The uploaded models of N clients, by bucket in the order of `slicing.widest_first`.
 
-    Models that did not arrive have weight 0 and zeros for parameters.
+    Models that did not arrive have weight 0 and parameters of zeros.
 
     Attributes:
       params: bucket name -> {"base", "head"} with a leading axis [P].
@@ -186,11 +186,11 @@ class Teachers(NamedTuple):
 
 
 Distil = Callable[[Federation, Teachers, Server, Context], tuple[Server, Metrics]]
-"""Trains the server's generator and model; the model is the base's average of this round before."""
+"""Trains the server's generator and model, which starts as the base's average of this round."""
 
 
 class Opinions(NamedTuple):
-    """The teachers' outputs of a batch.
+    """The teachers' outputs for a batch.
 
     Attributes:
       logits: float [N, B, C], each teacher's.
@@ -213,7 +213,7 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 
     Args:
       counts: label counts c_i^y, [N, C]; those of absent clients are never read.
-      present: bool [N], True for the teachers that are there.
+      present: bool [N], True for the teachers that arrived.
 
     Returns:
       tau float32 [N, C] and p(y) float32 [C].
@@ -260,12 +260,12 @@ def gather_teachers(
     """Gathers the models that arrived from clients with samples.
 
     Args:
-      federation: the federation that the clients are of.
+      federation: the clients' federation.
       received: the uplinks by bucket, `method.Uplink`.
-      uploaded: the base's function of an upload's parameters, see `Base.uploaded`.
+      uploaded: the base's function of that name, see `Base.uploaded`.
 
     Returns:
-      The teachers, within a bucket by ascending client id.
+      The teachers, sorted by client id within a bucket.
     """
     params, moments, counts, present = {}, {}, [], []
     for bucket in widest_first(federation):
@@ -294,16 +294,16 @@ def ask(
     with_moments: bool = False,
     low_memory: bool = False,
 ) -> Opinions:
-    """Runs every teacher on one batch; on CPU one after another, elsewhere a bucket's side by side.
+    """Runs every teacher on one batch; sequentially on CPU, elsewhere a bucket's in parallel.
 
     Args:
-      federation: the federation that the clients are of.
+      federation: the clients' federation.
       teachers: the teachers' models.
       x: float [B, H, W, channels], normalised images.
       labels: int [B], the classes that the images were made for.
-      with_moments: True returns the moments of norms' inputs, too.
-      low_memory: True runs one teacher after another on any device, and in a gradient each a second
-        time, so that no more than one teacher's activations are in memory.
+      with_moments: True also returns the moments of norms' inputs.
+      low_memory: True runs teachers sequentially on any device, and again for gradients, so that
+        memory holds no more than one teacher's activations.
     """
     everyone = jnp.ones(len(x), bool)
     logits, moments = [], {}
@@ -314,7 +314,7 @@ def ask(
             outputs = bucket.module.apply({"params": params}, rows, method="classify")
             return outputs, inputs if with_moments else {}
 
-        if low_memory:  # activations are computed again for the gradient instead of stored
+        if low_memory:  # recompute activations for the gradient instead of storing them
             run = jax.checkpoint(run)
         outputs, moments[bucket.name] = each(run, teachers.params[bucket.name], apart=low_memory)
         logits.append(outputs)

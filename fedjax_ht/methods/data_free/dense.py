@@ -21,16 +21,16 @@ Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator
   generator are not here.
 * KL at temperature T are not scaled by T^2, as in DFRD's code; temperature_squared=True scales
   them, as DENSE's own code does.
-* b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there: with
-  b_bn above 0 clients upload mean_i and var_i of their trained model on up to 256 of their
-  samples, before the scaler. Released are averages over local steps behind it, which the server
-  compares with values before it.
-* The generator is not conditional (merge="none"), as DENSE's own is not; of the two released
-  configs of DFRD's comparison one says so, too, the other says "mul", DFRD's embedding of the
-  label. Labels are drawn anew in every step, so that without them CE(u, y) only asks for images
-  that the ensemble is unsure of: a comparison should give it the label, merge="mul", as the configs
-  of DFRD's setting do. In DENSE's own code noise is trained together with a fixed label. State
-  which one a comparison used.
+* b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there. With
+  b_bn above 0, clients upload mean_i and var_i of their trained model on up to 256 of their
+  samples, before the scaler. The released code takes averages over local steps after the scaler,
+  and the server compares them with values before it.
+* The generator is not conditional (merge="none"), like DENSE's own. Of the two released configs of
+  DFRD's comparison, one has the same; the other has "mul", DFRD's embedding of the label. Labels
+  are drawn anew in every step. Without them, CE(u, y) therefore only asks for images that the
+  ensemble is unsure of. A comparison should pass the label, merge="mul", as the configs of DFRD's
+  setting do, and state which one it used. DENSE's own code trains noise together with a fixed
+  label.
 """
 
 from typing import Literal
@@ -85,7 +85,7 @@ def losses(
       recipe: options of the server's training; counts="none" is the plain mean and uniform labels,
         other counts weigh as DFRD does.
       b_adv, b_bn: weights of the generator's terms L_adv and L_bn.
-      adversarial: L_adv as DFRD's code has it ("dfrd") or as DENSE's ("own").
+      adversarial: L_adv of DFRD's code ("dfrd") or of DENSE's ("own").
       selection: samples of L_adv, see `losses.distillation.Selection`.
       normaliser: divisor of L_adv, see `losses.distillation.Normaliser`.
     """
@@ -120,12 +120,12 @@ def dense(
     distil_order: Settled[distillation.KLOrder] = "teacher_student",
     **options,
 ) -> Method:
-    """Makes DENSE, whose algorithm the module's docstring gives.
+    """Makes DENSE, described in the module's docstring.
 
     Args:
       training: local training.
-      **options: options of `losses`, of `Distillation` and, behind a base, of `make_base`. One that
-        is None takes the variant's value (`options.FORMS`), or the base's.
+      **options: options of `losses`, of `Distillation` and, with a base, of `make_base`. Those that
+        are None take the variant's value (`options.FORMS`), or the base's.
     """
     return distilling(
         "dense",

@@ -15,10 +15,10 @@
     down:    0, on a base W_R: nothing, or what the base sends
     paper:   https://arxiv.org/abs/2309.13546
 
-That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
+This is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
 the other order, L_tran through the teachers alone and over the selected samples, squared distances
-in L_div, a term L_ey, labels seen in any round, and the weights that the base has by itself.
-`data_free.options` has both, option by option, and what the text leaves open.
+in L_div, a term L_ey, labels seen in any round, and the base's own weights. `data_free.options`
+lists both by option, and what the text leaves open.
 
 Settled here, for both:
 * G normalises by batch while it is trained, and by its running statistics while it teaches.
@@ -64,7 +64,7 @@ def losses(
       recipe: options of the server's training; merge is varied in Table 4, alpha=0 is ablation
         "-EMA" of Table 5.
       b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
-      gamma: greatest length of an embedding without penalty, in units of sqrt(d).
+      gamma: largest length of an embedding without penalty, in units of sqrt(d).
       selection: samples of L_tran, the rows of Table 3.
       normaliser: divisor of L_tran, see `losses.distillation.Normaliser`.
       diversity: distances of L_div, see `losses.image_diversity`.
@@ -96,12 +96,12 @@ def dfrd(
     alpha: NonNegative = 0.5,
     **options,
 ) -> Method:
-    """Makes DFRD, whose algorithm the module's docstring gives.
+    """Makes DFRD, described in the module's docstring.
 
     Args:
       training: local training.
-      **options: options of `losses`, of `Distillation` and, behind a base, of `make_base`. One that
-        is None takes the variant's value (`options.FORMS`), or the base's.
+      **options: options of `losses`, of `Distillation` and, with a base, of `make_base`. Those that
+        are None take the variant's value (`options.FORMS`), or the base's.
     """
     return distilling(
         "dfrd",

@@ -46,7 +46,7 @@ class Synthetic(NamedTuple):
 
     @property
     def everyone(self) -> jax.Array:
-        """The mask of the batch, bool [B]: every generated sample counts."""
+        """The mask of the batch, bool [B]: all generated samples count."""
         return jnp.ones(len(self.labels), bool)
 
 
@@ -57,7 +57,7 @@ class Objective(NamedTuple):
       generator: (Synthetic) -> scalar, the loss of the generator.
       student: (Synthetic) -> scalar, the loss of the global model; only `Synthetic.student` is
         differentiated.
-      with_moments: True if the generator's loss compares moments that clients then upload.
+      with_moments: True if the generator's loss compares moments, which clients then upload.
     """
 
     generator: Callable[[Synthetic], jax.Array]
@@ -75,10 +75,10 @@ def distil(
 ) -> tuple[Server, Metrics]:
     """Trains generator and global model in turn, as one compiled loop.
 
-    G and the teachers do not change during the model's steps. So the images of an iteration's
-    student steps are made first, and the teachers run on all of them, one batch after another on
-    CPU, side by side elsewhere. A control has no generator step; with alpha, the second term is on
-    further images of its kind, so that the model takes as many steps on as many images.
+    G and the teachers do not change during the model's steps. So an iteration first generates the
+    images of all student steps and runs the teachers on them, batch by batch on CPU, in parallel
+    elsewhere. A control has no generator steps. With alpha, its second term uses further images of
+    the same kind, so that the model takes as many steps on as many images.
 
     Args:
       recipe, objective: the method's options and losses.
@@ -88,8 +88,8 @@ def distil(
       ctx: the server's context.
 
     Returns:
-      The server's state, and mean losses of the steps: "student_loss", and if it is trained
-      "generator_loss".
+      The server's state, and mean losses of the steps: "student_loss", and "generator_loss" if the
+      generator is trained.
     """
     module, bucket = make_generator(federation, recipe), federation.server_model
     trained, key = recipe.images == "generator", jax.random.fold_in(ctx.key, 1)
@@ -162,7 +162,7 @@ def distil(
             end = lax.fori_loop(0, recipe.generator_steps, step, start)
             generator, adam_state, generator_total = end
 
-        def keys_of(step):  # of the images of G, and of those of its average
+        def keys_of(step):  # for the images of G, and for those of its average
             return jax.random.split(jax.random.fold_in(student_key, step))
 
         batches = max(recipe.student_steps, 1) if recipe.student_batch == "step" else 1
@@ -192,7 +192,7 @@ def distil(
 
 
 def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
-    """Computes the KL of the ensemble's and the student's predictions (Eq. 7)."""
+    """Computes the KL between the ensemble's and the student's predictions (Eq. 7)."""
     teacher = batch.opinions.ensemble / recipe.temperature
     student = batch.student / recipe.temperature
     sides = ordered(teacher, student, recipe.distil_order)

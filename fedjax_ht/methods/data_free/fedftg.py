@@ -11,16 +11,16 @@
     down:    0, on a base W_R: nothing, or what the base sends
     paper:   https://arxiv.org/abs/2203.09249
 
-Every teacher is followed by itself, not their ensemble, and all samples count.
+The student follows each teacher separately, not their ensemble, and all samples count.
 
 Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means
   over the C classes, so C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through
-  the teachers alone; squared distances (see `data_free.options`). FedFTG's own code leads L_md
-  through the student, with L1 distances of logits.
+  the teachers alone; squared distances (see `data_free.options`). FedFTG's own code differentiates
+  L_md through the student, with L1 distances of logits.
 * In variant="paper" the generator ascends and the student descends on the same KL(q_i || p),
-  differentiated through both. FedFTG's text was not at hand for the order of the two sides:
-  tran_order and distil_order.
+  differentiated through both. FedFTG's text was not available for the order of the two sides; set
+  it with tran_order and distil_order.
 * The divergences are not scaled by T^2; temperature_squared=True scales them.
 """
 
@@ -91,12 +91,12 @@ def fedftg(
     distil_order: Settled[distillation.KLOrder] = "teacher_student",
     **options,
 ) -> Method:
-    """Makes FedFTG, whose algorithm the module's docstring gives.
+    """Makes FedFTG, described in the module's docstring.
 
     Args:
       training: local training.
-      **options: options of `losses`, of `Distillation` and, behind a base, of `make_base`. One that
-        is None takes the variant's value (`options.FORMS`), or the base's.
+      **options: options of `losses`, of `Distillation` and, with a base, of `make_base`. Those that
+        are None take the variant's value (`options.FORMS`), or the base's.
     """
     return distilling(
         "fedftg",

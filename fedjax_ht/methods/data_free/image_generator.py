@@ -1,7 +1,7 @@
-"""The generator of images that DFRD, DENSE and FedFTG distil on, and the controls of its worth.
+"""The image generator of DFRD, DENSE and FedFTG, and the controls that measure its worth.
 
-Noise is merged with a trainable embedding of the label, then come transposed 4x4 convolutions as in
-DCGAN (Radford et al., ICLR 2016). `Images` says what else a server's model may be taught on.
+It merges noise with a trainable embedding of the label, and applies transposed 4x4 convolutions as
+in DCGAN (Radford et al., ICLR 2016). `Images` lists other images that can train a server's model.
 """
 
 import math
@@ -33,9 +33,9 @@ class Generated(NamedTuple):
     """Images of a generator, and the inputs that they were made from.
 
     Attributes:
-      images: float [B, H, W, channels] in [-1, 1], taken for normalised ones.
+      images: float [B, H, W, channels] in [-1, 1], used as normalised ones.
       merged: float [B, D], the generator's input.
-      embedding: float [B, d], E(y); () where the merge has none.
+      embedding: float [B, d], E(y); () if the merge has none.
     """
 
     images: jax.Array
@@ -59,14 +59,14 @@ class TransposedConv(nn.Module):
 class ConditionalGenerator(nn.Module):
     """A generator of images of at most 64 pixels a side, from noise and labels.
 
-    A first transposed convolution makes maps of 4x4 pixels, each further one doubles them: three
-    for 32 pixels, four for 64. Other sizes are cut out of the middle of the next larger one (28 of
-    32). Norms are ordinary batch norms, of the batch in training and of running statistics
-    otherwise; there is none behind the first layer.
+    A first transposed convolution makes maps of 4x4 pixels, and each further one doubles their
+    size: three for 32 pixels, four for 64. Other sizes are centre crops of the next larger one (28
+    of 32). Norms are ordinary batch norms, with batch statistics in training and running statistics
+    otherwise. The first layer has none.
 
     Attributes:
       num_classes: number of classes, C.
-      noise_dim: d, numbers of a noise vector.
+      noise_dim: d, length of a noise vector.
       image_shape: shape of the images, (H, W, channels).
       merge: the rule that combines noise and label, see `Merge`.
     """
@@ -108,7 +108,7 @@ class ConditionalGenerator(nn.Module):
 
 
 def num_doublings(image_shape: tuple[int, int, int]) -> int:
-    """Returns how often 4 pixels are doubled until an image of this shape fits, at least once.
+    """Returns how often 4 pixels must be doubled to fit an image of this shape, at least once.
 
     Raises:
       ValueError: the image is larger than 64 pixels.
@@ -138,7 +138,7 @@ def make_generator(federation: Federation, recipe: Distillation) -> ConditionalG
 
 
 def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
-    """Draws a first {"params", "batch_stats"}; images of up to 8 pixels need no norm."""
+    """Initialises {"params", "batch_stats"}; a generator for up to 8 pixels has no norms."""
     variables = module.init(key, jnp.zeros((2, module.noise_dim)), jnp.zeros(2, jnp.int32), False)
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
@@ -146,7 +146,7 @@ def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
 def moving_average(average: PyTree, generator: PyTree, decay: jax.Array | float) -> PyTree:
     """Moves an average towards the generator: decay * average + (1 - decay) * generator.
 
-    Weights and running statistics are averaged alike (DFRD Eq. 6).
+    Weights and running statistics are averaged in the same way (DFRD Eq. 6).
     """
     return jax.tree.map(lambda a, g: decay * a + (1 - decay) * g, average, generator)
 
@@ -165,7 +165,7 @@ def draw(
 def settle_statistics(
     module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array
 ) -> PyTree:
-    """Sets a generator's running statistics to those of its own outputs, over all classes alike.
+    """Sets a generator's running statistics to those of its own outputs, all classes equally.
 
     Args:
       module: the generator.
@@ -186,8 +186,8 @@ def settle_statistics(
 
     first, left = generator["batch_stats"], (1 - MOMENTUM) ** PASSES
     last = lax.fori_loop(0, PASSES, one_pass, generator)
-    # The first statistics are of no outputs, and their variance, 1, is far above these: the share
-    # of them that is left is taken out.
+    # The initial statistics are of no outputs, and their variance, 1, is far too large: remove
+    # their remaining share.
     stats = jax.tree.map(lambda a, b: (b - left * a) / (1 - left), first, last["batch_stats"])
     return last | {"batch_stats": stats}
 
@@ -196,7 +196,7 @@ class Pool(NamedTuple):
     """Training images by class.
 
     Attributes:
-      order: int32 [max], indices into `Data.inputs`, class after class, padding last.
+      order: int32 [max], indices into `Data.inputs`, sorted by class, padding last.
       first: int32 [C], the position in `order` of a class's first image.
       count: int32 [C], the number of a class's images.
     """
@@ -209,7 +209,7 @@ class Pool(NamedTuple):
 def make_pool(data: Data, num_classes: int) -> Pool:
     """Sorts the samples of the split "train" by class."""
     indices, count = data.splits["train"]
-    # Padding gets a class of its own, behind the others.
+    # Padding gets a class of its own, after the others.
     labels = jnp.where(jnp.arange(len(indices)) < count, data.labels[indices], num_classes)
     counts = count_labels(data, num_classes)
     return Pool(indices[jnp.argsort(labels, stable=True)], jnp.cumsum(counts) - counts, counts)
@@ -234,7 +234,7 @@ def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.
 def image_source(
     recipe: Distillation, federation: Federation, label_shares: jax.Array, data: PyTree
 ) -> Callable[[PyTree, jax.Array], tuple[jax.Array, jax.Array, Generated]]:
-    """Makes the source of the images that the student is taught on.
+    """Makes the source of the images that train the student.
 
     Args:
       recipe: options of the server's training; `Distillation.images` is the kind of images.

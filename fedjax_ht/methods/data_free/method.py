@@ -1,4 +1,4 @@
-"""The round of a distilling method: that of its base, then the server's training.
+"""The round of a distilling method: its base's round, then the server's training.
 
 A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases`.
 """
@@ -35,7 +35,7 @@ from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.methods.shared.variants import Variant, settled
 
 MOMENT_SAMPLES = 256  # a client's samples for the moments that it uploads
-PICTURES = 40  # pictures of each generator at most, but one for each class
+PICTURES = 40  # most pictures per generator, but at least one per class
 
 
 class Client(NamedTuple):
@@ -43,7 +43,7 @@ class Client(NamedTuple):
 
     Attributes:
       model: the base's client.
-      seen: int32 [C], labels trained on so far; () where they do not count.
+      seen: int32 [C], labels trained on so far; () if these are not counted.
     """
 
     model: PyTree
@@ -55,8 +55,8 @@ class Uplink(NamedTuple):
 
     Attributes:
       model: the base's uplink.
-      label_counts: Metadata(int32 [C]), c_i^y; () where labels do not count.
-      moments: moments of norms' inputs, see `core.statistics`; () where they are not compared.
+      label_counts: Metadata(int32 [C]), c_i^y; () if labels are not counted.
+      moments: moments of norms' inputs, see `core.statistics`; () if they are not compared.
     """
 
     model: PyTree
@@ -76,7 +76,7 @@ def count(
     """Counts the labels of a client's round.
 
     Args:
-      kind: labels that count.
+      kind: the labels to count.
       training, data, key: the recipe, the data and the key of the client's local training.
       seen: `Client.seen` before the round.
       num_classes: number of classes, C.
@@ -103,7 +103,7 @@ def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
 
 
 def moments_form(bucket: Bucket) -> PyTree:
-    """Returns the shapes of what `own_moments` computes; {} for models without batch norm."""
+    """Returns the shapes of `own_moments`; {} for models without batch norm."""
 
     def moments(key):
         params = init_variables(bucket, key)["params"]
@@ -117,8 +117,8 @@ def pictures(recipe: Distillation, federation: Federation, server: Server) -> di
     """Renders images of the generator and of its moving average, if there is one.
 
     Returns:
-      float [n, H, W, channels] in [0, 1] by title, class by class and again; the generator's -1 is
-      black.
+      float [n, H, W, channels] in [0, 1] by title; images cycle through the classes, and the
+      generator's -1 is black.
     """
     rows = max(1, PICTURES // federation.num_classes)
     labels = jnp.tile(jnp.arange(federation.num_classes), rows)
@@ -242,7 +242,7 @@ def distilling(
         return below.view.features(bucket, client.model, x, mask)
 
     shown = functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None
-    # every teacher runs by itself
+    # every teacher runs separately
     wire = below.wire._replace(server_reads="uploads")
     if recipe.counts == "this_round":
         wire = wire._replace(counts="steps")

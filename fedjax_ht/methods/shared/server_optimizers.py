@@ -74,7 +74,7 @@ def adaptive(
     Args:
       square: (v, D^2) -> the new v.
       rate, tau, b1: numbers of the module's docstring.
-      v0: initial v; None means tau^2.
+      v0: initial v; None takes tau^2.
       corrected: decay rates of m and v for their bias correction, 1 - b^t; 0 corrects nothing.
     """
     first = tau**2 if v0 is None else v0
@@ -119,7 +119,7 @@ def fedadagrad(
     Args:
       server_lr: eta, the server's step size.
       server_tau: tau, added to the root of v.
-      server_v0: initial v; None means the square of server_tau.
+      server_v0: initial v; None takes the square of server_tau.
     """
     return adaptive(jnp.add, rate=server_lr, tau=server_tau, v0=server_v0)
 
@@ -144,7 +144,7 @@ def _with_moments(
           server_lr: eta, the server's step size.
           server_b1, server_b2: decay rates of m and v.
           server_tau: tau, added to the root of v.
-          server_v0: initial v; None means the square of server_tau.
+          server_v0: initial v; None takes the square of server_tau.
           bias_correction: True corrects m and v for their first rounds, as the authors' code does.
         """
         corrected = (server_b1, server_b2) if bias_correction else (0.0, 0.0)
