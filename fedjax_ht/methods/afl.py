@@ -40,15 +40,15 @@ def afl(
     ridge: Annotated[Positive, SearchRange(1e-5, 1.0)] = 1e-3,
     scale: Literal["trace", "clients"] = "trace",
 ) -> Method:
-    """Makes AFL, whose algorithm the module's docstring gives.
+    """Makes AFL, described in the module's docstring.
 
     Args:
-      training: the recipe of local training, which nobody trains by.
+      training: the recipe of local training; no client trains by it.
       ridge: rho in units of `scale`; gamma in the paper, 1 in its script.
       scale: the mean eigenvalue tr(sum G_i)/K, or the number of clients heard, as in the paper.
 
     Returns:
-      The method; its `check` refuses heads that are not one linear layer.
+      The method; its `check` rejects heads that are not one linear layer.
     """
 
     def head_of(total: Total):

@@ -53,7 +53,7 @@ class Uplink(NamedTuple):
 
 
 def onto_simplex(values: jax.Array) -> jax.Array:
-    """Projects float [N] onto the shares that sum to 1, by the least Euclidean distance."""
+    """Projects float [N] onto the simplex, in Euclidean distance."""
     falling = -jnp.sort(-values)
     above = (jnp.cumsum(falling) - 1) / jnp.arange(1, len(values) + 1)
     last = jnp.sum(falling > above) - 1
@@ -64,11 +64,11 @@ def onto_simplex(values: jax.Array) -> jax.Array:
 def agnostic(
     training: LocalTraining, rate: Annotated[Positive, SearchRange(0.001, 1.0)] = 0.01
 ) -> Method:
-    """Makes agnostic federated learning, whose algorithm the module's docstring gives.
+    """Makes agnostic federated learning, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
-      rate: step of the clients' shares along their losses.
+      rate: step size of the clients' shares along their losses.
     """
 
     def init_server(federation, key):
@@ -91,7 +91,8 @@ def agnostic(
             models.append(select((counted * own).any(), mean, old))
             raised = set_rows(raised, uploads, own + rate * uploads.uplink.loss, counted > 0)
         moved = (raised != server.shares).any()
-        shares = select(moved, onto_simplex(raised), server.shares)  # else rounded anew
+        # without a move, another projection would only round
+        shares = select(moved, onto_simplex(raised), server.shares)
         return Server(models, shares), {"largest_share": shares.max()}
 
     return Method(

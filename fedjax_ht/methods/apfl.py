@@ -48,7 +48,7 @@ def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
 
 
 def first_step_of(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Takes an optimizer's first step of a round, whose state is made anew, and no other."""
+    """Takes only an optimizer's first step of a round; its state is new in every round."""
 
     def init(params):
         return jnp.bool_(True), optimizer.init(params)
@@ -72,14 +72,14 @@ def apfl(
     alpha_every: Literal["step", "round", "never"] = "step",
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes APFL, whose algorithm the module's docstring gives.
+    """Makes APFL, described in the module's docstring.
 
     Args:
       training: local training, of both models and of the share.
-      alpha: every client's first share of its own model.
+      alpha: initial share of a client's own model.
       alpha_every: the steps at which a client learns its share: all, the first of a round as in the
         authors' code, or none.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     optimizer = training.optimizer
     of_share = {

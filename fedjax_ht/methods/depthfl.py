@@ -65,13 +65,13 @@ def flattened(tree: PyTree) -> dict[Path, Any]:
 
 
 def deepest(federation: Federation) -> Bucket:
-    """Returns the bucket with the most stages, of equals that of the lowest client id."""
+    """Returns the bucket with the most stages; ties go to the lowest client id."""
     buckets = sorted(federation.buckets, key=federation.members)
     return max(buckets, key=lambda bucket: len(stage_widths(bucket)))
 
 
 def like(tree: PyTree, form: PyTree) -> PyTree:
-    """Takes the entries of nested dicts that another tree of dicts has."""
+    """Restricts nested dicts to the entries of another tree of dicts."""
     if not isinstance(form, Mapping):
         return tree
     return {name: like(tree[name], below) for name, below in form.items()}
@@ -81,7 +81,7 @@ def require_depths(federation: Federation) -> None:
     """Checks that all models are the first stages of the deepest one.
 
     Raises:
-      ValueError: a model notes no stages, has layers behind its last one, or differs from the
+      ValueError: a model notes no stages, has layers after its last one, or differs from the
         deepest model's stages. One line.
     """
     for bucket in federation.buckets:
@@ -113,8 +113,7 @@ def extractor_shapes(bucket: Bucket) -> dict[Path, tuple[int, ...]]:
 
 
 def read_by_stage(bucket: Bucket) -> list[set[Path]]:
-    """Returns the paths of the extractor's parameters that the features after each stage depend
-    on."""
+    """Returns, for each stage, the paths of the extractor's parameters that its features read."""
     model = model_form(bucket)
     base = flattened(model["params"]["base"])
     x, mask = zeros(bucket.input_shape), jnp.ones(1, bool)
@@ -133,12 +132,12 @@ def read_by_stage(bucket: Bucket) -> list[set[Path]]:
 
 
 def holders_mean(tree: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> tuple[PyTree, PyTree]:
-    """Averages each tensor over the clients that have it; one that nobody has stays.
+    """Averages each tensor over the clients that have it; other tensors are unchanged.
 
     Args:
-      tree: nested dicts of all tensors, as they are.
-      uploads: a part of the tree with a leading axis [P], and the clients' weights [P], 1 or 0, a
-        pair for each bucket; rows of weight 0 are never read.
+      tree: nested dicts of all current tensors.
+      uploads: one pair per bucket, a part of the tree with a leading axis [P] and the clients'
+        weights [P], 1 or 0; rows of weight 0 are never read.
 
     Returns:
       The means, and the number of clients behind each, float32 scalars.
@@ -183,7 +182,7 @@ class Server(NamedTuple):
 
 
 def init_depth(bucket: Bucket, key: jax.Array) -> PyTree:
-    """Draws a model with a classifier after each stage, as {"params", "stats"}."""
+    """Initialises a model with a classifier after each stage, as {"params", "stats"}."""
     variables = init_variables(bucket, key)
     classifier, head = Linear(bucket.num_classes), {}
     for i, width in enumerate(stage_widths(bucket), 1):
@@ -231,18 +230,18 @@ def depthfl(
     inclusive: bool = False,
     ramp: Count = 300,
 ) -> Method:
-    """Makes DepthFL, whose algorithm the module's docstring gives.
+    """Makes DepthFL, described in the module's docstring.
 
     Args:
       training: local training.
       alpha: strength of FedDyn's terms.
-      feddyn: False leaves FedDyn's terms out, so that the server takes plain means.
-      kd: False leaves self-distillation out.
+      feddyn: False omits FedDyn's terms, so that the server takes plain means.
+      kd: False omits self-distillation.
       inclusive: True trains the deepest classifier alone.
       ramp: rounds until self-distillation has its full weight.
 
     Returns:
-      The method; its `check` refuses models that note no stages (`fl.models.note_stage`), and
+      The method; its `check` rejects models that note no stages (`fl.models.note_stage`), and
       models that are not the first stages of one network.
     """
 

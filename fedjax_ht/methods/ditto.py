@@ -35,12 +35,12 @@ def ditto(
     lam: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes Ditto, whose algorithm the module's docstring gives.
+    """Makes Ditto, described in the module's docstring.
 
     Args:
       training: local training, of both models.
       lam: strength of the pull of the personal model towards the server's.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     optimizer = training.optimizer
 

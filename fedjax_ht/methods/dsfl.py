@@ -44,7 +44,7 @@ class Server(NamedTuple):
     """The server's state.
 
     Attributes:
-      targets: the newest targets.
+      targets: the latest targets.
       model: {"params", "stats"}, the server's own model.
     """
 
@@ -82,7 +82,7 @@ def dsfl(
     digest_epochs: Count = 1,
     digest_batch_size: Count = 100,
 ) -> Method:
-    """Makes DS-FL, whose algorithm the module's docstring gives.
+    """Makes DS-FL, described in the module's docstring.
 
     Args:
       training: local training, and the optimiser of all phases and of the server.

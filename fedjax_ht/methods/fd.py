@@ -74,7 +74,7 @@ def fd(
     weight: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
     regulariser: Regulariser = "mse_logits",
 ) -> Method:
-    """Makes FD, whose algorithm the module's docstring gives.
+    """Makes FD, described in the module's docstring.
 
     Args:
       training: the recipe of local training.

@@ -49,11 +49,11 @@ def mixed_head(private: PyTree, shared: PyTree, weights: PyTree) -> PyTree:
 
 
 def run_of_samples(data: Data, share: float, key: jax.Array) -> Data:
-    """Keeps a run of a share of the training samples, in stored order from a random one on."""
+    """Keeps a contiguous share of the training samples, in stored order from a random start."""
     indices, count = data.splits["train"]
     kept = jnp.floor(share * count).astype(jnp.int32)
     start = jax.random.randint(key, (), 0, count - kept + 1)
-    # Rolled and not sliced: the run's length is the client's own. What follows it is padding.
+    # Rolled, not sliced: the run's length depends on the client. The rest is padding.
     run = Split(jnp.roll(indices, -start), kept)
     return data._replace(splits=data.splits | {"train": run})
 
@@ -67,14 +67,14 @@ def fedala(
     first_passes: Count = 10,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedALA, whose algorithm the module's docstring gives.
+    """Makes FedALA, described in the module's docstring.
 
     Args:
       training: local training.
-      share: share of the training samples by which A_i is learned.
+      share: share of the training samples on which A_i is learned.
       weight_lr: learning rate of A_i.
       first_passes: passes over these samples at a client's second receipt.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     one_pass = dataclasses.replace(
         training,

@@ -43,7 +43,7 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 
 def rows_of(federation: Federation, group: list[Bucket], ids: HostNumber) -> jax.Array:
-    """Returns the rows of clients among those of a group, by ascending id."""
+    """Returns the rows of clients within their group, whose rows are sorted by id."""
     members = np.sort(np.concatenate([federation.members(bucket) for bucket in group]))
     return jnp.searchsorted(members, ids)
 
@@ -66,7 +66,7 @@ def attentive_mean(models: PyTree, row: jax.Array, alpha: float, *, sigma: float
 
 
 def put(rows: jax.Array, heard: jax.Array, old: jax.Array, uploaded: jax.Array) -> jax.Array:
-    """Replaces the rows of the clients that were heard."""
+    """Replaces the rows of the clients that were heard with their uploads."""
     # Other rows go to an index past the end, and are dropped.
     return old.at[jnp.where(heard, rows, len(old))].set(uploaded, mode="drop")
 
@@ -79,13 +79,13 @@ def fedamp(
     alpha: Positive = 1.0,
     sigma: Annotated[Positive, SearchRange(100.0, 10000.0)] = 100.0,
 ) -> Method:
-    """Makes FedAMP, whose algorithm the module's docstring gives.
+    """Makes FedAMP, described in the module's docstring.
 
     Args:
       training: local training.
       lam: strength of the pull, which is lam / alpha.
-      alpha: step of the server towards models that are alike.
-      sigma: squared distance at which a model has a share of 1 / e of that of an equal one.
+      alpha: step of the server towards similar models.
+      sigma: squared distance at which a model's share is 1 / e of an equal model's.
     """
 
     def check(federation):

@@ -74,7 +74,7 @@ def hold_out(data: Data, every: int) -> Data:
 
 
 def ensemble(weight: jax.Array, private: jax.Array, shared: jax.Array) -> jax.Array:
-    """Weighted logits of both models, float [B, num_classes]."""
+    """Returns the weighted logits of both models, float [B, num_classes]."""
     return weight * private + (1 - weight) * shared
 
 
@@ -88,10 +88,10 @@ def learn_weight(
       weight: float32 scalar, w so far.
       rows: logits and labels of the adaptability samples.
       valid: bool [M], the real rows.
-      key: the key that the shuffles fold into.
+      key: the key for the shuffles.
 
     Returns:
-      The new w; `weight` where no row is valid.
+      The new w; `weight` if no row is valid.
     """
 
     def loss(weight, batch: Rows, mask, key):
@@ -108,14 +108,14 @@ def learn_weight(
 def fedapen(
     training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True
 ) -> Method:
-    """Makes FedAPEN, whose algorithm the module's docstring gives.
+    """Makes FedAPEN, described in the module's docstring.
 
     Args:
       training: the recipe of local training, of both models.
       adapt_every: one training sample in this many is kept for the adaptability set; at least 2, so
         that some are left to train on.
-      learned: True learns w; False, an ablation, keeps w = 0.5 ("FedEN"), with the same
-        adaptability set left out of training.
+      learned: True learns w; False, an ablation, keeps w = 0.5 ("FedEN") and excludes the same
+        adaptability set from training.
     """
 
     def init_server(federation, key):

@@ -28,7 +28,7 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 @checked
 def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """Makes FedAvg, whose algorithm the module's docstring gives.
+    """Makes FedAvg, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
@@ -36,7 +36,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         equal for all clients that have any ("uniform").
 
     Returns:
-      The method; its `check` refuses a federation of several architectures.
+      The method; its `check` rejects a federation of several architectures.
 
     Example:
       >>> method = fl.fedavg(fl.LocalTraining(optax.sgd(0.1)))

@@ -36,12 +36,12 @@ def fedbabu(
     tune: Literal["all", "base", "head"] = "all",
     weighting: Weighting = "uniform",
 ) -> Method:
-    """Makes FedBABU, whose algorithm the module's docstring gives.
+    """Makes FedBABU, described in the module's docstring.
 
     Args:
-      training: local training, of the extractor, and of what `tune` says before scores.
+      training: local training, of the extractor, and of the part `tune` before scoring.
       tune: the part that is fine-tuned, with `scoring.adapt_epochs`.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     tuned = None if tune == "all" else tune
 

@@ -38,11 +38,11 @@ def outside_norms(bucket: Bucket, params: PyTree) -> PyTree:
 
 @checked
 def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """Makes FedBN, whose algorithm the module's docstring gives.
+    """Makes FedBN, described in the module's docstring.
 
     Args:
       training: local training.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     shared = sharing(outside_norms, filled_in)
 

@@ -36,7 +36,7 @@ from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.supervised import train_model
 
 REMEMBERED = 128
-"""Steps of the server whose rounds it knows."""
+"""The number of recent server steps whose rounds are stored."""
 
 
 class Group(NamedTuple):
@@ -63,11 +63,11 @@ def fedbuff(
     buffer: Count = 10,
     server_rate: Annotated[Positive, SearchRange(0.1, 2.0)] = 1.0,
 ) -> Method:
-    """Makes FedBuff, whose algorithm the module's docstring gives.
+    """Makes FedBuff, described in the module's docstring.
 
     Args:
       training: local training.
-      buffer: number K of uploads for a step of the server.
+      buffer: number K of uploads per server step.
       server_rate: length eta of the server's step.
     """
 
@@ -157,7 +157,7 @@ def take_uploads(
 
     counts = client_weights(uploads) > 0
     rounds = uploads.sent_round
-    if rounds is None:  # a caller beside `server_step`, for which nothing is late
+    if rounds is None:  # a caller other than `server_step`, without late uploads
         rounds = jnp.full(counts.shape, round, jnp.int32)
     rows = uploads.uplink, counts, rounds
     (group, oldest), _ = lax.scan(take_upload, (group, jnp.int32(0)), rows)

@@ -43,15 +43,15 @@ def fedcgs(
     covariance: Literal["total", "within"] = "total",
     shrinkage: Annotated[Positive, SearchRange(1e-5, 1.0)] = 1e-3,
 ) -> Method:
-    """Makes FedCGS, whose algorithm the module's docstring gives.
+    """Makes FedCGS, described in the module's docstring.
 
     Args:
-      training: the recipe of local training, which nobody trains by.
+      training: the recipe of local training; no client trains by it.
       covariance: Sigma, of all samples, or within classes.
       shrinkage: the addition to the diagonal of Sigma, as a share of tr(Sigma)/K.
 
     Returns:
-      The method; its `check` refuses heads that are not one linear layer.
+      The method; its `check` rejects heads that are not one linear layer.
     """
 
     def head_of(total: Total):

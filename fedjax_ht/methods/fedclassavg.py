@@ -60,8 +60,8 @@ def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
     """Draws one random view of each image.
 
     Args:
-      key: the key that the draws fold into.
-      data: the dataset of the images, whose normalisation they have.
+      key: the key for the draws.
+      data: the dataset of the images, which sets their normalisation.
       x: float [B, H, W, C], normalised.
 
     Returns:
@@ -82,7 +82,7 @@ def check(federation: Federation) -> None:
 
 
 def proximity(head: PyTree, start: PyTree) -> Array:
-    """Sums over a classifier's tensors the mean squared distance to those of `start`."""
+    """Sums the mean squared distances between a classifier's tensors and those of `start`."""
     distances = jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)
     total: Any = sum(jax.tree.leaves(distances))
     return total
@@ -96,14 +96,14 @@ def fedclassavg(
     temperature: Annotated[Positive, SearchRange(10.0, 1000.0)] = 100.0,
     variant: Variant = "paper",
 ) -> Method:
-    """Makes FedClassAvg, whose algorithm the module's docstring gives.
+    """Makes FedClassAvg, described in the module's docstring.
 
     Args:
-      training: the recipe of local training; its `augment` is not used.
+      training: the recipe of local training; its `augmentation` is not used.
       mu: weight of the proximal term.
       temperature: temperature of the contrastive loss.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
     """
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augmentation=None)
@@ -130,7 +130,7 @@ def fedclassavg(
         return select(ctx.info.last_round >= 0, take_head(client, downlink), client)
 
     def client_update(bucket, client, downlink, data, ctx):
-        # Two passes at the first participation, of which the first pretrains. In one loop, so that
+        # The first participation takes two passes, the first of which pretrains. One loop, so that
         # the compiled program holds the local training once.
         passes = jnp.where(ctx.info.last_round >= 0, 1, 2)
 

@@ -47,7 +47,7 @@ EPSILON = 1e-5  # of the layer norm, torch's
 
 
 def init_policy(key: jax.Array, dim: int) -> PyTree:
-    """Draws G, as torch initialises linear layers."""
+    """Initialises G as torch initialises linear layers."""
     return init_normed(key, dim, 2 * dim)
 
 
@@ -94,12 +94,12 @@ def fedcp(
     lam: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 5.0,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedCP, whose algorithm the module's docstring gives.
+    """Makes FedCP, described in the module's docstring.
 
     Args:
       training: local training, of model and policy.
       lam: weight of the discrepancy between features and those of the extractor as received.
-      weighting: weights of the means, the clients' numbers of training samples or equal.
+      weighting: weights of the means: numbers of training samples, or equal weights.
     """
     recipe = in_parts(training, dict.fromkeys(("model", "policy"), training.optimizer))
 

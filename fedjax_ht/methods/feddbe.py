@@ -72,10 +72,10 @@ class Uplink(NamedTuple):
     """A client's upload.
 
     Attributes:
-      params: w_i; of the first round the server does not use it.
-      mean: float32 [K], r; used of the first round alone.
-      num_samples: Metadata(int32), the client's number of training samples; () where means do not
-        weigh by it.
+      params: w_i; not used by the server in the first round.
+      mean: float32 [K], r; used in the first round alone.
+      num_samples: Metadata(int32), the client's number of training samples; () for unweighted
+        means.
     """
 
     params: PyTree
@@ -84,7 +84,7 @@ class Uplink(NamedTuple):
 
 
 def batch_mean(rows: jax.Array, mask: jax.Array) -> jax.Array:
-    """Computes the mean feature float [K] of a batch, 0 where all samples are padding."""
+    """Computes the mean feature float [K] of a batch, 0 if all samples are padding."""
     return jnp.where(mask[:, None], rows, 0).sum(0) / jnp.maximum(mask.sum(), 1)
 
 
@@ -96,13 +96,13 @@ def feddbe(
     momentum: Part = 1.0,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedDBE, whose algorithm the module's docstring gives.
+    """Makes FedDBE, described in the module's docstring.
 
     Args:
       training: local training, of the model and of the bias.
       kappa: weight of the distance between the running mean of features and that of all clients.
       momentum: m, the share of a batch in the running mean.
-      weighting: weights of the means, the clients' numbers of training samples or equal.
+      weighting: weights of the means: numbers of training samples, or equal weights.
     """
     recipe = in_parts(training, dict.fromkeys(("model", "bias"), training.optimizer))
 

@@ -25,5 +25,5 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @checked
 @documented_by(partial_training)
 def feddropout(training: LocalTraining, *, per_layer: bool = False, **options) -> Method:
-    """Makes Federated Dropout; options as of `shared.partial_training.partial_training`."""
+    """Makes Federated Dropout; options as for `shared.partial_training.partial_training`."""
     return partial_training("feddropout", "random", training, per_layer, **options)

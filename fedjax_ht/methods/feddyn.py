@@ -63,7 +63,7 @@ def mean_of_slopes(federation, server, clients):
 def feddyn(
     training: LocalTraining, alpha: Annotated[Positive, SearchRange(0.01, 1.0)] = 0.1
 ) -> Method:
-    """Makes FedDyn, whose algorithm the module's docstring gives.
+    """Makes FedDyn, described in the module's docstring.
 
     Args:
       training: local training.

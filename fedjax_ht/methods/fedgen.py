@@ -80,14 +80,14 @@ class FeatureGenerator(nn.Module):
 
 
 class Recipe(NamedTuple):
-    """The numbers of a variant of FedGen.
+    """Option values of a variant of FedGen.
 
     Attributes:
       alpha: weight of the client's cross-entropy on generated features.
       beta: weight of the client's KL to the head's predictions of generated features.
       decay: factor on alpha, beta and server_lr in every round.
       diversity: weight of the generator's diversity loss.
-      ensemble: the generator's loss is that of the averaged logits, not the average of the clients'
+      ensemble: True takes the generator's loss of the averaged logits, False averages the clients'
         losses.
       weight_decay: weight decay of the generator, added to its gradients.
       server_lr: learning rate of the generator's Adam.
@@ -107,7 +107,7 @@ class Recipe(NamedTuple):
 
 
 def draw_labels(key: jax.Array, counts: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Draws labels int32 [size] in proportion to the counts; and a mask of True."""
+    """Draws labels int32 [size] in proportion to counts; also returns a mask of True."""
     labels = jax.random.categorical(key, jnp.log(counts), shape=(size,))
     return labels, jnp.ones(size, bool)
 
@@ -130,8 +130,7 @@ def train_generator(
       generate: (bucket, generator, key, labels, mask) -> (noise, features).
       bucket: the bucket whose model has the heads.
       generator: parameters of the generator.
-      heads: parameters of the uploaded heads, [P, ...]; those of a client without counts weigh
-        nothing.
+      heads: parameters of the uploaded heads, [P, ...]; a client without counts has weight 0.
       counts: float32 [P, C], the clients' samples by class.
       ctx: the context of `server_update`.
 
@@ -244,14 +243,14 @@ def fedgen(
     server_steps: Count | None = None,
     server_batch_size: Whole | None = None,
 ) -> Method:
-    """Makes FedGen, whose algorithm the module's docstring gives.
+    """Makes FedGen, described in the module's docstring.
 
-    The other options are those of `Recipe`; one that is None takes the variant's value.
+    The other options are those of `Recipe`; those that are None take the variant's value.
 
     Args:
       training: local training.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
       noise_dim, hidden_dim: widths of the generator's noise and of its hidden layer.
     """
     options = {
@@ -310,7 +309,7 @@ def fedgen(
             _, generated = generate(bucket, generator, noise_keys[0], labels, everyone)
             taught = logits(bucket, params, generated)
             teaching = recipe.alpha * cross_entropy(taught, labels, everyone)
-            # A beta of 0 that no program varies leaves the second term out of the program.
+            # A static beta of 0 drops the second term from the program.
             if traced(recipe.beta) or recipe.beta:
                 _, alike = generate(bucket, generator, noise_keys[1], batch.y, batch.mask)
                 teacher = lax.stop_gradient(logits(bucket, params, alike))

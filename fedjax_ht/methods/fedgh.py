@@ -43,7 +43,7 @@ def fedgh(
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 10,
 ) -> Method:
-    """Makes FedGH, whose algorithm the module's docstring gives.
+    """Makes FedGH, described in the module's docstring.
 
     Args:
       training: the recipe of local training.

@@ -37,13 +37,13 @@ from fedjax_ht.methods.shared.supervised import batch_features, train_client
 
 
 def alignment(kernel: jax.Array, other: jax.Array) -> jax.Array:
-    """Computes the CKA of two kernels float [P, P], in [0, 1]; 0 where one is constant."""
+    """Computes the CKA of two kernels float [P, P], in [0, 1]; 0 if one is constant."""
 
     def centred(k):
         return k - k.mean(0) - k.mean(1)[:, None] + k.mean()
 
     a, b = centred(kernel), centred(other)
-    # The root of 0 has no slope.
+    # The square root has no gradient at 0.
     norms = jnp.maximum(jnp.sum(a * a) * jnp.sum(b * b), jnp.finfo(jnp.float32).tiny)
     return jnp.sum(a * b) / jnp.sqrt(norms)
 
@@ -54,11 +54,11 @@ def fedhenn(
     eta: Annotated[NonNegative, SearchRange(0.001, 1.0)] = 0.01,
     public_per_round: Count = 100,
 ) -> Method:
-    """Makes FedHeNN, whose algorithm the module's docstring gives.
+    """Makes FedHeNN, described in the module's docstring.
 
     Args:
       training: local training.
-      eta: weight of the distance of kernels, times the round.
+      eta: weight of the distance between kernels; multiplied by the round.
       public_per_round: public samples of a round, P.
     """
 

@@ -76,7 +76,7 @@ Form = Literal["paper", "released"]
 
 
 class LowRank(NamedTuple):
-    """One array's message: its components or the whole array, by their masks.
+    """One array's message: its components or the whole array, as their masks say.
 
     Attributes:
       components: Masked [min(M, N), S, M + 1 + N], rows (u_j, s_j, v_j) of which the first k are
@@ -94,8 +94,8 @@ def compress(tree: PyTree, energy: jax.Array | float, form: Form = "paper") -> P
     Args:
       tree: a pytree of arrays.
       energy: share of an array's squared singular values, float scalar. 1 keeps all components, so
-        that every array is sent whole; but an array of zeros has none. Where a program is traced
-        with Python's 1.0, the paper's form decomposes nothing.
+        that every array is sent whole, except for an array of zeros, which has none. With the
+        Python float 1.0, the paper's form decomposes nothing.
       form: the rule that cuts arrays into matrices, see the module's docstring.
 
     Returns:
@@ -110,7 +110,7 @@ def decompress(tree: PyTree, form: Form = "paper") -> PyTree:
 
 
 def send_nothing(tree: PyTree, form: Form = "paper") -> PyTree:
-    """Makes a message of the structure of `compress`'s that sends nothing."""
+    """Makes an empty message with the structure of those of `compress`."""
     shapes = jax.eval_shape(lambda tree: compress(tree, 1.0, form), tree)
     return zeros_of(shapes)
 
@@ -119,7 +119,7 @@ def send_whole(tree: PyTree, whole: PyTree) -> PyTree:
     """Makes a message that sends arrays uncompressed.
 
     Args:
-      tree: a message of `compress`, whose structure the new one has.
+      tree: a message of `compress`, whose structure is kept.
       whole: the arrays to send.
     """
 
@@ -162,8 +162,8 @@ def _compress(x: jax.Array, energy: jax.Array | float, form: Form) -> LowRank:
     # [S, M, R], [S, R], [S, N, R]
     left, values, right = jax.vmap(singular_components)(as_matrices(x, form))
     squares = jnp.square(values).sum(0)
-    # The energy lost by ending before component j: each a sum by itself, so that it is exact where
-    # little is lost.
+    # The energy lost by ending before component j. Each is a separate sum, to be exact if little is
+    # lost.
     tail = jnp.where(jnp.tri(len(squares), dtype=bool).T, squares, 0).sum(1)
     kept = (tail > (1 - energy) * tail[0]) | ((energy >= 1) & (tail[0] > 0))
     components = jnp.moveaxis(jnp.concatenate([left, values[:, None], right], axis=1), 2, 0)
@@ -193,11 +193,11 @@ def _rebuild(components: Masked, shape: tuple[int, ...], form: Form) -> jax.Arra
 
 
 def singular_components(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Decomposes a matrix by singular values, falling, through the smaller Gram matrix.
+    """Decomposes a matrix by descending singular values, through the smaller Gram matrix.
 
-    This is five times faster than a direct decomposition of a matrix [1600, 512] on CPU; values
-    below some 3e-4 of the largest are lost in rounding. The sign of a pair of vectors is fixed: in
-    the vector on the smaller side the largest entry by size is positive.
+    This is five times faster than a direct decomposition of a matrix [1600, 512] on CPU. Values
+    below some 3e-4 of the largest are lost in rounding. The sign of a pair of vectors is fixed: the
+    largest entry by magnitude of the vector on the smaller side is positive.
 
     Args:
       matrix: float [M, N], R = min(M, N).
@@ -227,8 +227,8 @@ class Server(NamedTuple):
       params: parameters of the shared model g.
       step: the last change U of g, a pytree of `LowRank`.
       made: int32 scalar, the round in which `step` was made; -1 before.
-      answered: bool [num_clients], the clients whose upload arrived in that round, and which so
-        hold the g that `step` changes.
+      answered: bool [num_clients], the clients whose upload arrived in that round; these hold the g
+        that `step` changes.
     """
 
     params: PyTree
@@ -281,15 +281,15 @@ def fedkd(
     rounds: Count = 1000,
     variant: Variant = "paper",
 ) -> Method:
-    """Makes FedKD, whose algorithm the module's docstring gives.
+    """Makes FedKD, described in the module's docstring.
 
     Args:
       training: the recipe of local training, of both models and W.
       start, end: the energy T in the first round and after `rounds` rounds; 1 sends everything
         uncompressed.
       rounds: number of rounds over which T rises.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
     """
     released = variant == "released"
 
@@ -299,7 +299,7 @@ def fedkd(
         return start + (end - start) * jnp.minimum(round / rounds, 1)
 
     def reference(params: PyTree) -> PyTree:
-        """Returns the weights that a compressed message changes, zeros where it has no such."""
+        """Returns the weights that a compressed message changes; zeros if it has whole weights."""
         return jax.tree.map(jnp.zeros_like, params) if released else params
 
     def pack(params: PyTree, round: jax.Array) -> PyTree:

@@ -73,7 +73,7 @@ Median = tuple[Literal["median"]]  # a tuple, so that a command line can give nu
 
 
 class Form(NamedTuple):
-    """The values of a variant, by the names of options that default to None."""
+    """A variant's values of the options that default to None."""
 
     bandwidths: tuple
     bounded: bool
@@ -87,7 +87,7 @@ FORMS: Mapping[Variant, Form] = {
 
 
 def unit(rows: jax.Array) -> jax.Array:
-    """Scales rows float [..., K] to length 1; rows of zeros stay."""
+    """Scales rows float [..., K] to length 1; rows of zeros are unchanged."""
     return rows * jax.lax.rsqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), 1e-12))
 
 
@@ -116,16 +116,16 @@ def fedktl(
     transfer: pairs.Transfer = "pairs",
     source: pair_server.Source = "prototypes",
 ) -> Method:
-    """Makes FedKTL, whose algorithm the module's docstring gives.
+    """Makes FedKTL, described in the module's docstring.
 
-    An option that is None takes the variant's value (see `FORMS`), but for `dim`.
+    Options that are None take the variant's value (see `FORMS`), except `dim`.
 
     Args:
       training: the recipe of local training.
       generator: a `generators.Generator`, or an argument of `generators.open_generator`: a name,
         "module:function", a path.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
       latents: "raw", as the generator has them, or in units of their "spread", see
         `generators.units`.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
@@ -138,7 +138,7 @@ def fedktl(
       bounded: True if F's range is the ball that holds the valid latents.
       scale, margin: scale s and margin m of ArcFace, an angle in radians; 1 and 0 are Table 17's
         variant.
-      clip_norm: norm at which the clients' gradients are clipped; 0 clips none.
+      clip_norm: norm at which the clients' gradients are clipped; 0 does not clip.
       all_pairs: True takes all C pairs at every step instead of as many as the local batch has
         samples.
       antialias: antialiasing when images are shrunk to the clients' size.
@@ -151,7 +151,7 @@ def fedktl(
         `shared.pair_server`.
 
     Returns:
-      The method; its `check` refuses inputs that are no images, models whose heads cannot have the
+      The method; its `check` rejects inputs other than images, models whose heads cannot have the
       ETF's dimensions, and generators that do not fit `source`.
 
     Example:

@@ -53,17 +53,17 @@ from fedjax_ht.methods.shared.corrections import learning_rate
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.methods.shared.supervised import train_client
 
-CLIP_NORM = 100.0  # of the released code, for clients and server
+CLIP_NORM = 100.0  # from the released code, for clients and server
 Guide = Literal["logits", "features"]
 SERVER_LR: dict[Guide, float] = {"logits": 0.1, "features": 100.0}
 
 
 def hold_out(data: Data, quiz_size: int) -> Data:
-    """Moves a client's first training samples to the split "quiz", where more are left to train on.
+    """Moves a client's first training samples to the split "quiz", if others remain.
 
     Args:
       data: the data of the client.
-      quiz_size: samples of the quiz; a client with no more than these has none.
+      quiz_size: samples of the quiz; a client with no more than these has no quiz.
     """
     indices, count = data.splits["train"]
     held = jnp.where(count > quiz_size, quiz_size, 0)
@@ -76,7 +76,7 @@ class Form(NamedTuple):
 
     Attributes:
       guide: the outputs that the vectors guide.
-      training: local training, whose rate, batch size and order the step has.
+      training: local training; the step has its rate, batch size and order.
       study_batches, quiz_batches: numbers of batches.
     """
 
@@ -89,7 +89,7 @@ class Form(NamedTuple):
 def outputs_of(
     form: Form, bucket: Bucket, params: PyTree, stats: PyTree, *, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, PyTree]:
-    """Returns the logits, the outputs that are guided, and the new batch statistics."""
+    """Returns the logits, the guided outputs, and the new batch statistics."""
     rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
     scores = logits(bucket, params, rows)
     return scores, scores if form.guide == "logits" else rows, stats
@@ -114,8 +114,10 @@ def guided_loss(
 def mean_gradient(
     loss: Callable, params: PyTree, data: Data, split: Split, *, size: int, batches: int
 ) -> tuple[jax.Array, PyTree]:
-    """Averages (params, batch, number) -> loss and its gradient over some batches of a split, of
-    which the last may be empty."""
+    """Averages a loss and its gradient over some batches of a split; the last may be empty.
+
+    The loss is (params, batch, number) -> scalar.
+    """
 
     def of_batch(i):
         batch = take_batch(data, split.indices, split.count, i * size, size)
@@ -136,7 +138,7 @@ def vector_gradient(
       client: a state with the model as "params" and "stats".
       vectors: V, float [C, D].
       data: the data of the client, as `hold_out` makes it.
-      key: folds into the order of the study samples and dropout.
+      key: the key for the order of the study samples and dropout.
     """
     training, size = form.training, form.training.batch_size
     study, quiz = data.splits["train"], data.splits["quiz"]
@@ -172,7 +174,7 @@ def vector_gradient(
             lambda params: outputs_of(form, bucket, params, stats, batch=batch, key=part_key)[1],
             params,
         )
-        # The pullback is linear, and its transpose is J_o: so modules with a rule for reverse mode
+        # The transpose of the linear pullback is J_o. So modules with a rule for reverse mode
         # alone, such as batch norm, need none for forward mode.
         _, transpose = jax.vjp(lambda u: pullback(u)[0], jnp.zeros_like(outputs))
         (pushed,) = transpose(direction)
@@ -182,13 +184,13 @@ def vector_gradient(
 
     rows, present = jax.lax.map(rows_of_batch, jnp.arange(form.study_batches))
     rows = rows.mean(0)
-    # A row of a class in the batches is 0, too, where no gradient passes, as by ReLUs that are off.
+    # The row of a class in the batches is also 0 if no gradient passes, as with dead ReLUs.
     sent = present.any(0) & (rows != 0).any(1)
     return Masked(rows, sent & (quiz.count > 0)), loss
 
 
 def warn(metrics: dict[str, Any]) -> str | None:
-    """Says that clients do not train yet; a `View.warn`."""
+    """Warns that clients do not train yet; a `View.warn`."""
     if metrics.get("warming_up"):
         return "clients do not train in the first rounds, which are the guiding vectors' (warmup)"
     return None
@@ -204,13 +206,13 @@ def fedl2g(
     study_batches: Count = 1,
     quiz_batches: Count = 1,
 ) -> Method:
-    """Makes FedL2G, whose algorithm the module's docstring gives.
+    """Makes FedL2G, described in the module's docstring.
 
     Args:
       training: local training.
       guide: the outputs that the vectors guide, "logits" (FedL2G-l) or "features" (FedL2G-f).
       server_lr: eta_s; None takes 0.1 for logits and 100 for features.
-      warmup: rounds in which the guiding vectors alone are trained.
+      warmup: first rounds, in which only the guiding vectors are trained.
       study_batches: batches of the virtual step.
       quiz_batches: batches of samples that each client keeps as its quiz.
     """

@@ -64,14 +64,14 @@ def fedmd(
     digest_batch_size: Count = 256,
     pretrain_epochs: Whole = 10,
 ) -> Method:
-    """Makes FedMD, whose algorithm the module's docstring gives.
+    """Makes FedMD, described in the module's docstring.
 
     Args:
       training: local training, and the optimiser of all phases.
       digest_loss: the loss of the digest, "mae" or "mse".
       public_per_round: public samples of a round, P.
-      digest_epochs, digest_batch_size: epochs and batch size of the digest. 0 epochs are local
-        training that begins on the public labels, whose uploads change no client.
+      digest_epochs, digest_batch_size: epochs and batch size of the digest. With 0 epochs uploads
+        change no client: this is local training after a start on the public labels.
       pretrain_epochs: epochs of the first phase on the public labels.
     """
     recipe = public.recipe_on_public(training, digest_batch_size, max(1, digest_epochs))
@@ -97,7 +97,7 @@ def fedmd(
         keys = jax.random.split(ctx.key, 3)
         if pretrain_epochs:
             whole = data.splits[PUBLIC]
-            # Without samples no step is taken, and no round but the first one pays for the phase.
+            # Without samples no step is taken, so that only the first round pays for the phase.
             whole = whole._replace(count=jnp.where(client["is_pretrained"], 0, whole.count))
             shown = public.on_split(data, whole)
             client, _ = train_model(first, bucket, client, shown, ctx._replace(key=keys[0]))

@@ -56,8 +56,8 @@ def shared_width(shared: Bucket, width: int, dim: int | None) -> int:
     Args:
       shared: the auxiliary model as the federation has it.
       width: width K of a client's features.
-      dim: width d that is asked for; None takes a quarter of K where the model has K features, else
-        as many as it has.
+      dim: requested width d; None takes a quarter of K if the model has K features, else the
+        model's own width.
     """
     if dim is not None:
         return dim
@@ -82,7 +82,7 @@ def nested(bucket: Bucket, dim: int | None) -> Bucket:
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
-    """Makes a client as `mutual.init_pair` does, with P_i as "projection"."""
+    """Initialises a client like `mutual.init_pair`, with P_i as "projection"."""
     beside = bucket.shared
     assert beside is not None  # as in every bucket of clients
     both = jnp.zeros((1, beside.feature_dim + bucket.feature_dim))
@@ -92,8 +92,7 @@ def init_client(bucket: Bucket, ctx: Context) -> PyTree:
 
 
 def mix(bucket: Bucket, params: PyTree, rows: small_part.Rows, x: PyTree) -> Array:
-    """Projects the features of both models: float [B, d] and [B, K] -> m, float [B, K]; a
-    `Mixer.mix`."""
+    """Projects both models' features: float [B, d] and [B, K] -> m, float [B, K]; a `Mixer.mix`."""
     both = jnp.concatenate([rows.shared, rows.private], axis=1)
     mixed: PyTree = Linear(bucket.feature_dim).apply({"params": params["projection"]}, both)
     return mixed
@@ -122,8 +121,10 @@ def nested_logits(
 
 
 def check_widths(federation: Federation, dim: int | None) -> None:
-    """Raises a ValueError where the shared model cannot have `shared_width` features, or these are
-    wider than a client's, or not the same for all clients."""
+    """Raises a ValueError unless the shared model can have `shared_width` features.
+
+    These must not be wider than a client's, and equally wide for all clients.
+    """
     shared, widths = federation.shared, {}
     for bucket in federation.buckets:
         width = widths[bucket.name] = shared_width(shared, bucket.feature_dim, dim)
@@ -150,17 +151,17 @@ def check_widths(federation: Federation, dim: int | None) -> None:
 def fedmrl(
     training: LocalTraining, weighting: Weighting = "samples", dim: Count | None = None
 ) -> Method:
-    """Makes FedMRL, whose algorithm the module's docstring gives.
+    """Makes FedMRL, described in the module's docstring.
 
     Args:
       training: the recipe of local training, of all three parts.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
-      dim: width d of the shared model's features, which are averaged to it where they are wider; as
-        wide as a client's nothing nests. None takes a quarter of the client's where the model is as
-        wide, else the model's own width.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
+      dim: width d of the shared model's features; wider ones are averaged to it. At a client's own
+        width nothing nests. None takes a quarter of the client's where the model is as wide, else
+        the model's own width.
 
     Returns:
-      The method; its `check` refuses a shared model with wider features than a client's.
+      The method; its `check` rejects a shared model with wider features than a client's.
     """
     parts: tuple[str, ...] = ("own", "shared", MIXER.name)
     optimizers = dict.fromkeys(parts, training.optimizer)

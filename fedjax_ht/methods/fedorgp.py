@@ -51,7 +51,7 @@ def fedorgp(
     server_lr: Positive = 0.01,
     server_batch_size: Count = 32,
 ) -> Method:
-    """Makes FedORGP, whose algorithm the module's docstring gives.
+    """Makes FedORGP, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
@@ -62,7 +62,7 @@ def fedorgp(
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
 
     Returns:
-      The method; its `check` refuses models whose feature widths differ.
+      The method; its `check` rejects models whose feature widths differ.
     """
     optimizer = optax.sgd(server_lr)
 

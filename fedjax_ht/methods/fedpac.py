@@ -70,7 +70,7 @@ class Uplink(NamedTuple):
 
     Attributes:
       params: the client's model {"base", "head"}.
-      classes: Masked float32 [C, 2 K], of each class h_i and behind it the class mean.
+      classes: Masked float32 [C, 2 K], for each class h_i, followed by the class mean.
       variance: float32 scalar, V_i.
       label_counts: Metadata(int32 [C]), the client's training samples by class.
     """
@@ -86,7 +86,7 @@ class Server(NamedTuple):
 
     Attributes:
       base: the extractor.
-      heads: the newest head of each client of the federation, with a leading axis.
+      heads: the latest head of each client of the federation, with a leading axis.
       means: Masked float32 [C, K], P.
     """
 
@@ -112,9 +112,9 @@ def head_shares(
     Args:
       rows: float [P, D], each client's h.
       variances: float [P], each client's V.
-      valid: bool [P], clients that arrived and have samples; others have no shares, and none of
-        them.
-      scaled: the shares left are divided by their sum.
+      valid: bool [P], clients that arrived and have samples; others get no shares, and their heads
+        have none.
+      scaled: True divides the remaining shares by their sum.
 
     Returns:
       float32 [P, P], row i the shares a of client i.
@@ -195,14 +195,14 @@ def fedpac(
     *,
     variant: Variant = "paper",
 ) -> Method:
-    """Makes FedPAC, whose algorithm the module's docstring gives.
+    """Makes FedPAC, described in the module's docstring.
 
     Args:
       training: local training, of the extractor; the head takes the same with `head_epochs`.
       lam: weight of the pull of features towards the means of their classes.
       head_epochs: passes over the client's samples in which its head is trained.
-      variant: the form of the paper and its authors' code, or that of PFLlib; the module's
-        docstring says in what they differ.
+      variant: the form of the paper and its authors' code, or that of PFLlib; see the module's
+        docstring for their differences.
     """
     of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
 

@@ -24,11 +24,11 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 @checked
 def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """Makes FedPer, whose algorithm the module's docstring gives.
+    """Makes FedPer, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     shared = share_extractors()
 

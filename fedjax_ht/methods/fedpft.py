@@ -15,7 +15,7 @@ Settled here:
 * One Gaussian for a client's class, the default of the authors' code. The paper's mixtures of
   several, and full covariances, are not here.
 * v_i^c is the mean over features, covariance="spherical", as in the authors' code. "diagonal" has
-  one for each feature, so that 2 C_i K numbers travel.
+  one for each feature, so that 2 C_i K numbers are sent.
 * Numbers cross the wire as float32. The paper sends float16, in which a variance above 65,504 is
   infinite; `quantised` sends fewer bytes.
 * A class with a single sample counts, with v = 1e-6. The authors' code leaves it out.
@@ -77,10 +77,10 @@ def train_head(
       draw: (step, key) -> (features [B, K], labels [B]).
       head: {"kernel": [K, C], "bias": [C]}.
       steps: int32, the number of steps.
-      key: the key that a step's draw folds into.
+      key: the key for the draws.
 
     Returns:
-      The head after the steps, by cross-entropy.
+      The head, trained by cross-entropy.
     """
 
     def step(i, carry):
@@ -97,7 +97,7 @@ def train_head(
 
 
 def drawing(gaussians: Gaussians, width: int, batch_size: int):
-    """Returns what draws features [B, width] for `train_head` from a bucket's Gaussians."""
+    """Makes the `draw` of `train_head` for features [B, width] from a bucket's Gaussians."""
     classes, ends = gaussians.counts.shape[-1], jnp.cumsum(gaussians.counts.ravel())
     means, variances = jnp.split(gaussians.rows.reshape(len(ends), -1), [width], 1)
     deviations = jnp.sqrt(jnp.maximum(variances, LEAST))  # a code may round them below 0
@@ -121,17 +121,17 @@ def fedpft(
     server_lr: Annotated[Positive, SearchRange(1e-5, 1e-2)] = 1e-4,
     server_batch_size: Count = 32,
 ) -> Method:
-    """Makes FedPFT, whose algorithm the module's docstring gives.
+    """Makes FedPFT, described in the module's docstring.
 
     Args:
-      training: the recipe of local training, which nobody trains by.
+      training: the recipe of local training; no client trains by it.
       covariance: one variance for all features of a class, or one for each.
       server_epochs: number S of epochs of the head's training.
       server_lr, server_batch_size: learning rate of AdamW, whose weight decay is 0.01, and features
         drawn in a step.
 
     Returns:
-      The method; its `check` refuses heads that are not one linear layer.
+      The method; its `check` rejects heads that are not one linear layer.
     """
     optimizer = optax.adamw(server_lr, weight_decay=0.01)
 
@@ -156,7 +156,7 @@ def fedpft(
         both = jnp.concatenate([means, variances + LEAST], 1)
         uplink = Gaussians(Masked(both, sent), Metadata(Masked(sums.counts, sent)))
         mean = (variances.mean(1) * sums.counts).sum() / jnp.maximum(split.count, 1)
-        return uplink, {"variance": mean}  # 0 tells of a dead extractor
+        return uplink, {"variance": mean}  # 0 reveals a dead extractor
 
     def add(federation, bucket, kept, received):
         places = jnp.searchsorted(np.array(federation.members(bucket)), received.info.id)

@@ -59,18 +59,18 @@ def fedproto(
     variant: Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
-    """Makes FedProto, whose algorithm the module's docstring gives.
+    """Makes FedProto, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
       weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
         (released).
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
       weighting: weights of a class's uploaders in its mean.
 
     Returns:
-      The method; its `check` refuses models whose feature widths differ.
+      The method; its `check` rejects models whose feature widths differ.
 
     Example:
       >>> method = fl.fedproto(fl.LocalTraining(optax.sgd(0.1)), weight=0.5)
@@ -79,7 +79,7 @@ def fedproto(
     """
     strength = settled(variant, {"weight": weight}, FORMS)["weight"]
     by_samples = weighting == "samples"
-    while_training = variant == "released"  # prototypes are made of the features seen in training
+    while_training = variant == "released"  # prototypes average the features of training steps
 
     def init_server(federation, key):
         c, k = federation.num_classes, federation.feature_dim

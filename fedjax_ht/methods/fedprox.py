@@ -34,12 +34,12 @@ def fedprox(
     mu: Annotated[NonNegative, SearchRange(0.001, 1.0)] = 0.01,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedProx, whose algorithm the module's docstring gives.
+    """Makes FedProx, described in the module's docstring.
 
     Args:
       training: local training.
       mu: strength of the pull towards the server's model.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
 
     def client_update(bucket, client, downlink, data, ctx):

@@ -29,13 +29,13 @@ Settled here (the paper leaves these open, and the code that it cites was not av
   of a round's participants as training left them: until Eq. 7 has been computed, the newest global
   matrix is the A^{t-1} that they started from, and w_k with it is neither Eq. 1's model nor the
   trained one. For means over all clients "global" is Eq. 1's. In the setting of class shares it is
-  0.0 to 0.5 points above "own" (experiments/results/class_shares.md, where both stand side by
-  side).
-* No entry travels with an index: the number of entries tells a receiver the number of blocks, in
-  the uplink always, in the downlink where the clients' numbers of blocks divide one another.
-* The number of blocks is a search over divisors of r in the paper; here 2, the least that
-  sparsifies, unless told. Its Table 4 has upload sizes of 25, 100 and 125 blocks at r = 500; the
-  fourth, 1.56 KB, is below the least possible 4 r.
+  0.0 to 0.5 points above "own" (experiments/results/class_shares.md, which lists both).
+* Entries are sent without indices: a receiver infers the number of blocks from the number of
+  entries, in the uplink always, in the downlink if the clients' numbers of blocks divide one
+  another.
+* The paper searches the number of blocks over divisors of r; here the default is 2, the least that
+  sparsifies. Its Table 4 has upload sizes of 25, 100 and 125 blocks at r = 500; the fourth,
+  1.56 KB, is below the least possible 4 r.
 """
 
 import itertools
@@ -71,8 +71,8 @@ class Uplink(NamedTuple):
 
     Attributes:
       angle: Masked float32 [r, r], the client's blocks of A_k.
-      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
-        not weigh by it.
+      num_samples: Metadata(int32), the client's number of training samples; () for an unweighted
+        mean.
     """
 
     angle: Masked
@@ -80,15 +80,16 @@ class Uplink(NamedTuple):
 
 
 def block_mask(width: int, blocks: jax.Array | int) -> jax.Array:
-    """Marks `blocks` diagonal blocks of equal side: bool [width, width], in NumPy where `blocks` is
-    an int."""
+    """Marks `blocks` diagonal blocks of equal side: bool [width, width], in NumPy for an int."""
     block = np.arange(width) * blocks // width
     return block[:, None] == block[None, :]
 
 
 def blocks_by_size(shape: tuple[int, ...], number: int) -> np.ndarray:
-    """Marks the diagonal blocks that have `number` entries together; other entries where there are
-    no such blocks. For `Pattern.mask`."""
+    """Marks the diagonal blocks with `number` entries in total; for `Pattern.mask`.
+
+    If no blocks have that number, other entries are marked.
+    """
     width, _ = shape
     return np.asarray(block_mask(width, width**2 // number)) if number else np.zeros(shape, bool)
 
@@ -97,8 +98,10 @@ BLOCKS = Pattern(blocks_by_size)
 
 
 def are_nested(numbers: Sequence[int]) -> bool:
-    """Returns whether the blocks of each number lie within those of the next smaller one, so that a
-    union of blocks is that of the smallest number in it."""
+    """Returns whether the blocks of each number lie within those of the next smaller number.
+
+    A union of such blocks consists of the blocks of its smallest number.
+    """
     ordered = sorted(set(numbers))
     return all(larger % smaller == 0 for smaller, larger in itertools.pairwise(ordered))
 
@@ -108,8 +111,7 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
 
     Args:
       byte_budget: bytes of one upload.
-      width: width r of the matrix [r, r]; the blocks are diagonal ones of it, and their number
-        divides r.
+      width: width r of the matrix [r, r] with these diagonal blocks, whose number divides r.
 
     Raises:
       ValueError: the diagonal alone does not fit.
@@ -148,14 +150,14 @@ def fedral(
     weighting: Weighting = "samples",
     inference: Literal["own", "global"] = "own",
 ) -> Method:
-    """Makes FedRAL, whose algorithm the module's docstring gives.
+    """Makes FedRAL, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
       blocks: m_k, a divisor of r for all clients, or a tuple of them, of which client i takes entry
         i mod its length. 1 sparsifies nothing (ablation B of Table 7).
-      byte_budget: bytes of an upload, or a tuple of them in the same way; decides the blocks
-        instead of `blocks`: the fewest whose entries fit. None takes `blocks`.
+      byte_budget: bytes of an upload, or a tuple of them in the same way; replaces `blocks` by the
+        fewest blocks whose entries fit. None takes `blocks`.
       angle_lr: eta_A, the rate of plain SGD; 0 freezes A. None takes the optimiser of `training`.
       init_scale: scale s of the first A, whose entries are uniform within s / sqrt(r). With m
         blocks the mean square of R A is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike
@@ -168,7 +170,7 @@ def fedral(
         A^t of Eq. 7 ("global"); the other one is a second rule.
 
     Returns:
-      The method; its `check` refuses models whose feature widths differ, and blocks that do not
+      The method; its `check` rejects models whose feature widths differ, and blocks that do not
       divide that width.
 
     Example:
@@ -203,7 +205,7 @@ def fedral(
 
     def broadcast(federation, bucket, server, ctx):
         numbers = blocks_of_clients(blocks, byte_budget, federation.feature_dim)
-        # A client does not know whose blocks arrived, and tells a union by its size only if nested.
+        # A client does not know whose blocks arrived; a union's size identifies it only if nested.
         return server._replace(pattern=BLOCKS if are_nested(numbers) else None)
 
     def client_update(bucket, client, downlink, data, ctx):
@@ -267,8 +269,8 @@ def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
       angles: [P, r, r], the clients' blocks.
       weights: float [P], at least 0; a client of weight zero is never read.
       zeros_count: True divides by the weight of all clients, as Eq. 7 does, so that an entry that
-        one client alone sends shrinks to its share; else by the weight of the clients that sent the
-        entry, so that it stays as it is.
+        one client alone sends shrinks to its share; False by the weight of the clients that sent
+        the entry, so that it stays as it is.
 
     Returns:
       Masked float32 [r, r]; entries that no client sent are zero under a False mask.

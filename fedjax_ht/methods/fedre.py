@@ -67,7 +67,7 @@ def fedre(
     server_lr: Annotated[Positive, SearchRange(0.0001, 0.1)] = 0.001,
     server_batch_size: Count = 32,
 ) -> Method:
-    """Makes FedRE, whose algorithm the module's docstring gives.
+    """Makes FedRE, described in the module's docstring.
 
     Args:
       training: local training.

@@ -36,12 +36,12 @@ def fedrep(
     head_epochs: Count = 10,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedRep, whose algorithm the module's docstring gives.
+    """Makes FedRep, described in the module's docstring.
 
     Args:
       training: local training, of the extractor; the head takes the same with `head_epochs`.
       head_epochs: E_h, passes over the client's samples in which its head is trained.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
     shared = share_extractors()

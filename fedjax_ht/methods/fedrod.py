@@ -55,12 +55,12 @@ def fedrod(
     gamma: Annotated[NonNegative, SearchRange(0.1, 10.0)] = 1.0,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes FedRoD, whose algorithm the module's docstring gives.
+    """Makes FedRoD, described in the module's docstring.
 
     Args:
       training: local training, of the model and of the personal head.
       gamma: power of a client's samples by class in the balanced softmax.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     recipe = in_parts(training, dict.fromkeys(("model", "own"), training.optimizer))
 

@@ -23,5 +23,5 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @checked
 @documented_by(partial_training)
 def fedrolex(training: LocalTraining, **options) -> Method:
-    """Makes FedRolex; options as of `shared.partial_training.partial_training`."""
+    """Makes FedRolex; options as for `shared.partial_training.partial_training`."""
     return partial_training("fedrolex", "rolling", training, **options)

@@ -64,7 +64,7 @@ def draw_anchors(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def mean_gap(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Averages the distances of rows float [C, K] to their nearest others; 0 for less than two."""
+    """Averages the distances of rows float [C, K] to their nearest others; 0 for fewer than two."""
     pairs = present[:, None] & present & ~jnp.eye(len(rows), dtype=bool)
     nearest = jnp.where(pairs, pairwise_distance(rows, rows), jnp.inf).min(1)
     return jnp.where(pairs.any(1), nearest, 0).sum() / jnp.maximum(present.sum(), 1)
@@ -79,7 +79,7 @@ def fedsa_anchors(
     calibration: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
     ema: Share = 0.9999,
 ) -> Method:
-    """Makes FedSA with anchors, whose algorithm the module's docstring gives.
+    """Makes FedSA with anchors, described in the module's docstring.
 
     Args:
       training: local training.

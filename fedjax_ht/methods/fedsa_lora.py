@@ -26,7 +26,7 @@ from fedjax_ht.models.adapters import A, B
 
 @checked
 def fedsa_lora(training: LocalTraining) -> Method:
-    """Makes FedSA-LoRA, whose algorithm the module's docstring gives.
+    """Makes FedSA-LoRA, described in the module's docstring.
 
     Args:
       training: local training.

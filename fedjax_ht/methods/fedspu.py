@@ -42,11 +42,11 @@ from fedjax_ht.models.sliced import parameter_axes
 
 @checked
 def fedspu(training: LocalTraining, *, weighting: Weighting = "samples") -> Method:
-    """Makes FedSPU, whose algorithm the module's docstring gives.
+    """Makes FedSPU, described in the module's docstring.
 
     Args:
       training: local training.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
 
     def init_client(bucket, ctx):

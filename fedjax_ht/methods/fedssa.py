@@ -131,7 +131,7 @@ def check_linear_heads(federation: Federation) -> None:
 
 
 def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
-    """Raises a ValueError where mu compounds too far."""
+    """Raises a ValueError if mu compounds too far."""
     if traced(mu):  # checked where it was chosen
         return
     if mu and owners != "stored" and clock == "client":
@@ -151,7 +151,7 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
 
 
 def long_rows(metrics: dict[str, float]) -> str | None:
-    """Warns of rows that have grown beyond all that training does; a `View.warn`."""
+    """Warns of rows longer than training alone makes them; a `View.warn`."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
     return (
@@ -171,7 +171,7 @@ def fedssa(
     semantic: bool = True,
     hide_classes: bool = False,
 ) -> Method:
-    """Makes FedSSA, whose algorithm the module's docstring gives.
+    """Makes FedSSA, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
@@ -185,7 +185,7 @@ def fedssa(
       hide_classes: True lets clients upload the whole header, see the module's docstring.
 
     Returns:
-      The method; its `check` refuses heads that are not one linear layer.
+      The method; its `check` rejects heads that are not one linear layer.
 
     Raises:
       ValueError: mu compounds too far, or the options contradict each other.
@@ -201,7 +201,7 @@ def fedssa(
             "owners is 'summed', which counts the clients that hold a class, and hide_classes "
             "hides these; choose one of the two"
         )
-    whole = hide_classes or owners == "summed"  # the whole header comes down
+    whole = hide_classes or owners == "summed"  # the server sends the whole header
 
     def classes(data: Data, num_classes: int) -> jax.Array:
         return own_classes(data, num_classes) if semantic else jnp.ones(num_classes, bool)

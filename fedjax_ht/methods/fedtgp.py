@@ -74,7 +74,7 @@ def init_trained(key: jax.Array, num_classes: int, dim: int, use_f: bool) -> PyT
 
 
 def global_prototypes(trained: PyTree) -> jax.Array:
-    """Computes Phat = F(e), float32 [C, K]; the embeddings themselves where F is ablated."""
+    """Computes Phat = F(e), float32 [C, K]; the embeddings themselves if F is ablated."""
     if "w1" not in trained:
         return trained["embeddings"]
     hidden = jax.nn.relu(trained["embeddings"] @ trained["w1"] + trained["b1"])
@@ -100,14 +100,14 @@ def fedtgp(
     margin: NonNegative | None = None,
     use_f: bool = True,
 ) -> Method:
-    """Makes FedTGP, whose algorithm the module's docstring gives.
+    """Makes FedTGP, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
       weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
         (released).
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
       tau: cap of the adaptive margin.
       server_epochs: number S of passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
@@ -116,7 +116,7 @@ def fedtgp(
       use_f: True trains the prototypes behind F; False, an ablation, the prototypes themselves.
 
     Returns:
-      The method; its `check` refuses models whose feature widths differ.
+      The method; its `check` rejects models whose feature widths differ.
 
     Example:
       >>> method = fl.fedtgp(fl.LocalTraining(optax.sgd(0.1)), server_epochs=10)

@@ -39,7 +39,7 @@ class Server(NamedTuple):
     """The server's state.
 
     Attributes:
-      seed: uint32 [2], the data of the key that A is drawn by.
+      seed: uint32 [2], the data of the key that A is drawn from.
       models: each family's B and head.
     """
 
@@ -60,7 +60,7 @@ class Downlink(NamedTuple):
 
 
 def shared_rows(form: Rows, seed: jax.Array) -> Rows:
-    """Draws all A, in this form, from a seed: equal rows for all ranks, as `lora` draws them."""
+    """Draws all A of this form from a seed, as `lora` draws them; all ranks have equal rows."""
     key = jax.random.wrap_key_data(seed)
     leaves, structure = jax.tree.flatten(form)
     drawn = []
@@ -78,7 +78,7 @@ def shared_rows(form: Rows, seed: jax.Array) -> Rows:
 
 @checked
 def ffa_lora(training: LocalTraining) -> Method:
-    """Makes FFA-LoRA, whose algorithm the module's docstring gives.
+    """Makes FFA-LoRA, described in the module's docstring.
 
     Args:
       training: local training.

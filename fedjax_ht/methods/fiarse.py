@@ -70,12 +70,11 @@ def layers_of(bucket: Bucket, params: PyTree, compared: Compared) -> tuple[PyTre
     Args:
       bucket: the bucket of the model.
       params: parameters of the model, {"base", "head"}.
-      compared: "model" takes the whole model for one layer; by "layer" the head is one, and each
-        module directly below the extractor.
+      compared: "model" makes the whole model one layer; with "layer" the head is one, and so is
+        each module directly below the extractor.
 
     Returns:
-      The number of its layer for each leaf of the parameters, -1 for leaves of norms; and how many
-      layers there are.
+      Each parameter leaf's layer number, -1 for leaves of norms; and the number of layers.
     """
     numbers: dict[tuple[str, ...], int] = {}
 
@@ -90,7 +89,7 @@ def layers_of(bucket: Bucket, params: PyTree, compared: Compared) -> tuple[PyTre
 
 
 def magnitudes(layers: tuple[PyTree, int], params: PyTree) -> list[list[jax.Array]]:
-    """Returns the magnitudes of each layer's leaves outside of norms; `layers` is `layers_of`."""
+    """Returns the magnitudes of each layer's leaves outside of norms; `layers` from `layers_of`."""
     numbers, count = layers
     of_layers: list[list[jax.Array]] = [[] for _ in range(count)]
     for leaf, number in zip(jax.tree.leaves(params), jax.tree.leaves(numbers), strict=True):
@@ -100,7 +99,7 @@ def magnitudes(layers: tuple[PyTree, int], params: PyTree) -> list[list[jax.Arra
 
 
 class Form(NamedTuple):
-    """The values of a variant, by the names of options that default to None."""
+    """A variant's values of the options that default to None."""
 
     holders: Literal["mask", "change"]
 
@@ -115,7 +114,7 @@ class Server(NamedTuple):
       params: w, {"base", "head"}.
       stats: running statistics of its norms.
       thresholds: float32 [number of shares], theta of each share, or [number of shares, layers];
-        here and not in every client's message, so that magnitudes are sorted once a round.
+        stored here, so that magnitudes are sorted once per round and not for each client.
     """
 
     params: PyTree
@@ -139,7 +138,7 @@ class Message(NamedTuple):
 
 
 def held_entries(share: float, entries: int) -> int:
-    """Returns floor(share * entries), at least 1; rounding errors of the product are left out."""
+    """Returns floor(share * entries), at least 1; ignores rounding errors of the product."""
     return max(1, math.floor(round(share * entries, 6)))
 
 
@@ -148,9 +147,9 @@ def masked(w: jax.Array, threshold: jax.Array, biased: bool) -> jax.Array:
 
     Args:
       w: float array.
-      threshold: theta, float32 scalar of at least 0; it is taken for a constant.
-      biased: True multiplies the gradient of entries that stay by
-        1 + 2 theta |w| / (|w| + theta)^2; that of the others is 0.
+      threshold: theta, float32 scalar of at least 0; it is treated as a constant.
+      biased: True multiplies the gradient of kept entries by 1 + 2 theta |w| / (|w| + theta)^2;
+        that of the others is 0.
 
     Returns:
       w 1[|w| >= theta].
@@ -160,7 +159,7 @@ def masked(w: jax.Array, threshold: jax.Array, biased: bool) -> jax.Array:
     if biased:
         total = jnp.where(size + threshold > 0, size + threshold, 1)  # both are 0 where biases are
         slope = 1 + 2 * threshold * size / total**2
-    # The bracket is 0, and carries the gradient.
+    # This difference is 0, and carries the gradient.
     moving = w - lax.stop_gradient(w)
     return jnp.where(held, lax.stop_gradient(w) + slope * moving, 0)
 
@@ -175,13 +174,13 @@ def fiarse(
     server_lr: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0,
     masks: Compared = "model",
 ) -> Method:
-    """Makes FIARSE, whose algorithm the module's docstring gives.
+    """Makes FIARSE, described in the module's docstring.
 
     Args:
       training: local training.
       shares: shares gamma of the entries outside of norms, which clients take in turn.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
       holders: clients that count at an entry, those whose "mask" had it at the round's start, or
         those with a "change" there; None takes the variant's, "mask" (paper) or "change"
         (released).
@@ -285,15 +284,15 @@ def fiarse(
 
 
 def _all_of(norms: jax.Array) -> Masked | tuple:
-    """Sends all entries of norms, which takes no positions; () where there are none."""
+    """Sends all entries of norms, without positions; () if there are none."""
     return Masked(norms, jnp.ones(norms.shape, bool), FIRST_ROWS) if norms.size else ()
 
 
 def _mean_change(sent: Masked | tuple, clients: jax.Array) -> jax.Array | float:
-    """Averages changes [P, W] entry by entry over the clients that send it; 0 where none does.
+    """Averages changes [P, W] entry by entry over the clients that send it; 0 if none does.
 
     Args:
-      sent: the changes of P clients, or () of no entries.
+      sent: the changes of P clients, or () without entries.
       clients: float32 [P], 1 for clients that count and 0 for others, which are never read.
     """
     if not isinstance(sent, Masked):
@@ -303,5 +302,5 @@ def _mean_change(sent: Masked | tuple, clients: jax.Array) -> jax.Array | float:
 
 
 def _only_architecture(federation: Federation) -> Bucket | None:
-    """Returns the model of a federation of one architecture, to score the server's; else None."""
+    """Returns the bucket of a one-architecture federation, for server scores; else None."""
     return federation.buckets[0] if len(federation.buckets) == 1 else None

@@ -65,8 +65,8 @@ class Message(NamedTuple):
 
     Attributes:
       params: parameters {"base", "head"} of the slice.
-      stats: width -> running statistics, of the widths that the client draws: its keys are how a
-        client knows them.
+      stats: width -> running statistics, for the widths that the client draws; its keys tell a
+        client these widths.
       num_samples: Metadata(int32), in an uplink the client's number of training samples; else ().
     """
 
@@ -89,7 +89,7 @@ def at_width(bucket: Bucket, rate: float) -> Bucket:
 
 
 def drawn(key: jax.Array, number: int) -> jax.Array:
-    """Draws one of the widths of a client, by its index, int32."""
+    """Draws the index of one of a client's widths, int32."""
     return jax.random.randint(key, (), 0, number)
 
 
@@ -100,7 +100,7 @@ def fjord(
     kd: bool = False,
     widths: Annotated[tuple[Part, ...], Within(1)] | None = None,
 ) -> Method:
-    """Makes FjORD, whose algorithm the module's docstring gives.
+    """Makes FjORD, described in the module's docstring.
 
     Args:
       training: local training.
@@ -109,7 +109,7 @@ def fjord(
       widths: P, the widths that clients draw from; None takes the clients' rates.
 
     Returns:
-      The method; its `check` refuses federations without slices, and clients whose rate is not one
+      The method; its `check` rejects federations without slices, and clients whose rate is not one
       of `widths`.
     """
 
@@ -227,12 +227,11 @@ def fjord(
 
 
 def _mean_stats(old: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> PyTree:
-    """Averages the running statistics of one width; the old ones stay where nobody has any.
+    """Averages the running statistics of one width; keeps the old ones if no client has any.
 
     Args:
-      old: the statistics so far.
-      uploads: statistics with a leading axis [P] and the clients' weights [P], a pair for each
-        bucket.
+      old: the previous statistics.
+      uploads: one pair per bucket, statistics with a leading axis [P] and the clients' weights [P].
     """
     if not uploads:
         return old

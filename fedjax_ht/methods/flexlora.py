@@ -40,15 +40,15 @@ def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array
     Args:
       a: float [m, inputs], the rows of A.
       b: float [m, outputs], the columns of B.
-      old: float [r, inputs], rows in the place of those without a component.
+      old: float [r, inputs], rows to use where a component is missing.
 
     Returns:
       float [r, inputs], right singular vectors, and float [r, outputs], left ones times their
       singular values.
     """
     left, left_factor = jnp.linalg.qr(b.T)
-    # One after another: on CPU two large decompositions at once, or a stack of them, may wait for
-    # each other's threads without end (jaxlib 0.10.2, two cores).
+    # One after another: on CPU two concurrent large decompositions, or a stack of them, may
+    # deadlock on each other's threads (jaxlib 0.10.2, two cores).
     a, left, left_factor = jax.lax.optimization_barrier((a, left, left_factor))
     right, right_factor = jnp.linalg.qr(a.T)
     right, right_factor = jax.lax.optimization_barrier((right, right_factor))
@@ -58,7 +58,7 @@ def singular_rows(a: jax.Array, b: jax.Array, old: jax.Array) -> tuple[jax.Array
     rows = jnp.matmul(v, right.T, precision="highest")
     largest = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1)[:, None], 1)
     sign = jnp.where(largest < 0, -1, 1)
-    # What is smaller is rounding, and its vectors are any.
+    # Smaller values are rounding, and their vectors arbitrary.
     smallest = jnp.finfo(a.dtype).eps * max(core.shape) * values.max(initial=0)
     rank, present = len(old), (values > smallest)[:, None]
     missing = max(0, rank - len(values))
@@ -73,8 +73,8 @@ def mean_product(rows: Rows, weights: jax.Array, old: Rows, held: jax.Array | No
 
     Args:
       rows: stacked adapters [P, r, ...].
-      weights: float32 [P], of each client, not normalised.
-      old: the adapters [r, ...] so far.
+      weights: float32 [P], one per client, not normalised.
+      old: the previous adapters [r, ...].
       held: bool [P, r], clients that a row's product is averaged over; None for all.
     """
     of_rows = weights[:, None] if held is None else jnp.where(held, weights[:, None], 0)
@@ -108,7 +108,7 @@ def _one_after_another(decompose: Callable) -> Callable:
 
 
 def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:
-    """Joins the rows of all clients [P, r, ...], each times its share [P, r or 1] where `weigh`."""
+    """Joins the rows of all clients [P, r, ...], times their shares [P, r or 1] if `weigh`."""
     shares = shares.reshape(*shares.shape, *(1,) * (x.ndim - 2))
     present = jnp.where(shares > 0, x, 0)
     stacked = present * shares if weigh else present
@@ -117,7 +117,7 @@ def _stacked(x: jax.Array, shares: jax.Array, weigh: bool) -> jax.Array:
 
 @checked
 def flexlora(training: LocalTraining) -> Method:
-    """Makes FlexLoRA, whose algorithm the module's docstring gives.
+    """Makes FlexLoRA, described in the module's docstring.
 
     Args:
       training: local training.
@@ -131,7 +131,7 @@ def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Me
     Args:
       name: the method's name.
       training: local training.
-      by_rank: the product of each row is averaged over the clients whose rank has it; else over
+      by_rank: True averages the product of each row over the clients whose rank has it; False over
         all, as if the others had zeros.
     """
 

@@ -44,15 +44,15 @@ from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
 NEVER = -2
-"""Number of the round of a stack that was never made."""
+"""Round number of a stack that was never made."""
 
 
 class Stack(NamedTuple):
-    """A family at the server.
+    """The server's state of one family.
 
     Attributes:
       rows: A and B of the last stack, float [S, ...] each; S is the sum of the family's ranks, and
-        each client has places of its own.
+        each client has its own rows.
       held: bool [S], the rows of clients that sent one.
       total: the sum of all products B A, float [..., inputs, outputs] of each layer.
       head: the head.
@@ -71,8 +71,8 @@ class Server(NamedTuple):
     """The server's state.
 
     Attributes:
-      stacks: an entry for each family.
-      heard: int32 [num_clients], the last round of which a client's upload arrived, or -1.
+      stacks: one entry per family.
+      heard: int32 [num_clients], the round of each client's last upload that arrived, or -1.
     """
 
     stacks: list[Stack]
@@ -83,7 +83,7 @@ class Downlink(NamedTuple):
     """A message to a client, with the stack, the total or neither.
 
     Attributes:
-      rows: the stack, `Masked` by row, those that are sent first.
+      rows: the stack, `Masked` by row, with the sent rows first.
       total: the sum of all products, each `Masked` as a whole.
       head: the head.
       made: Metadata(int32), the round of the last stack.
@@ -112,17 +112,17 @@ def stacked(
     Args:
       uploads: an `AdapterUplink` of each client.
       held: bool [P, r], the rows that each client holds.
-      places: int [num_clients], the first place of each client.
-      size: the number of places.
+      places: int [num_clients], each client's first row in the stack.
+      size: the number of rows.
 
     Returns:
-      The rows, float [size, ...], zeros where nobody sent any; and bool [size], where one did.
+      The rows, float [size, ...], zeros if not sent; and bool [size], the sent rows.
     """
     weights = adapters.sample_weights(uploads)
     shares = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
     first = jnp.asarray(places)[jnp.where(uploads.arrived, uploads.info.id, 0)]
     where = first[:, None] + jnp.arange(held.shape[1])
-    # Rows that nobody sent have no place: they may hold NaN, and are dropped.
+    # Rows that were not sent may hold NaN: an index out of range drops them.
     where = jnp.where(held & (shares > 0)[:, None], where, size).ravel()
 
     def put(x):
@@ -139,14 +139,14 @@ def stacked(
 
 
 def _prepare(family: list[Bucket], bucket: Bucket, uplink: AdapterUplink):
-    """Pads an upload to the family's rank, A times its scale, and says which rows it holds."""
+    """Scales an upload's A and pads it to the family's rank; also returns the rows it holds."""
     rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale, (A,))
     return adapters.with_held(family, bucket, uplink._replace(rows=rows))
 
 
 @checked
 def flora(training: LocalTraining) -> Method:
-    """Makes FLoRA, whose algorithm the module's docstring gives.
+    """Makes FLoRA, described in the module's docstring.
 
     Args:
       training: local training.
@@ -176,7 +176,7 @@ def flora(training: LocalTraining) -> Method:
         heard = server.heard[ctx.info.id]
         behind = stack.before >= heard
         last_alone = ~behind & (stack.made >= heard)
-        # The rows that are sent come first, so that their number tells which they are.
+        # Sent rows come first, so that their number identifies them.
         order = jnp.argsort(~stack.held, stable=True)
         mask = stack.held[order] & last_alone
         return Downlink(
@@ -195,7 +195,7 @@ def flora(training: LocalTraining) -> Method:
     def receive(bucket, client, downlink, data, ctx):
         made = downlink.made.value
         added = jax.tree.map(jnp.add, client["total"], products_of(dense(downlink.rows)))
-        # A stack that came before, and whose upload was lost, comes again: it is added once.
+        # If the client's upload was lost, the same stack is sent again: add it once.
         total = select(client["merged"] < made, added, client["total"])
         sent = jax.tree.leaves(downlink.total, is_leaf=lambda x: isinstance(x, Masked))[0].mask
         total = select(sent, dense(downlink.total), total)
@@ -258,8 +258,10 @@ def _base(client: PyTree) -> PyTree:
 
 
 def _places(federation, family: list[Bucket]) -> tuple[np.ndarray, int]:
-    """Returns the first place in the stack of each client, int [num_clients], and how many places
-    there are; clients of other families have none."""
+    """Returns each client's first row in the stack, int [num_clients], and the number of rows.
+
+    Clients of other families have none.
+    """
     ranks = np.zeros(federation.num_clients, np.int64)
     for bucket in family:
         ranks[list(federation.members(bucket))] = adapters.adapted(bucket).rank

@@ -42,14 +42,14 @@ def fml(
     beta: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     variant: Variant = "paper",
 ) -> Method:
-    """Makes FML, whose algorithm the module's docstring gives.
+    """Makes FML, described in the module's docstring.
 
     Args:
       training: the recipe of local training, of both models.
       alpha, beta: weight of the labels in the private and in the meme model's loss; the other
         model's prediction has the rest.
-      variant: form of the method, the paper's or the released code's; the module's docstring says
-        in what they differ.
+      variant: form of the method, the paper's or the released code's; see the module's docstring
+        for their differences.
     """
     released = variant == "released"
 

@@ -78,13 +78,13 @@ def gpfl(
     mu: Annotated[NonNegative, SearchRange(1e-3, 1.0)] = 0.1,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes GPFL, whose algorithm the module's docstring gives.
+    """Makes GPFL, described in the module's docstring.
 
     Args:
       training: local training, of all parts.
       lam: weight of the distance between features and the embeddings of their classes.
       mu: weight decay of embeddings and valve.
-      weighting: weights of the means, the clients' numbers of training samples or equal.
+      weighting: weights of the means: numbers of training samples, or equal weights.
     """
     decayed = optax.chain(optax.add_decayed_weights(mu), training.optimizer)
     recipe = in_parts(training, {"model": training.optimizer, "shared": decayed})

@@ -21,5 +21,5 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @checked
 @documented_by(partial_training)
 def heterofl(training: LocalTraining, **options) -> Method:
-    """Makes HeteroFL; options as of `shared.partial_training.partial_training`."""
+    """Makes HeteroFL; options as for `shared.partial_training.partial_training`."""
     return partial_training("heterofl", "static", training, **options)

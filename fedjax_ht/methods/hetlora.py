@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
     Attributes:
       models: each family's adapters, times the root of their scale, and head.
-      ranks: int32 [num_clients], the rank of each client; () where none is pruned.
+      ranks: int32 [num_clients], the rank of each client; () without pruning.
     """
 
     models: list[Model]
@@ -96,14 +96,14 @@ def hetlora(
     min_rank: Count = 1,
     weighting: Literal["norms", "samples"] = "norms",
 ) -> Method:
-    """Makes HetLoRA, whose algorithm the module's docstring gives.
+    """Makes HetLoRA, described in the module's docstring.
 
     Args:
       training: local training.
-      lam: weight of the regulariser of the last rows, where clients prune.
-      gamma: share of a rank that is left of it in a pruning.
+      lam: weight of the regulariser of the last rows, if clients prune.
+      gamma: share of a rank that a pruning keeps.
       prune: True lets clients prune their ranks.
-      min_rank: rank below which none is pruned.
+      min_rank: rank below which no client prunes.
       weighting: weights of the mean, norms of products or the clients' numbers of samples.
     """
 
@@ -132,7 +132,7 @@ def hetlora(
         return tail_norms(adapters.to_rows(params["base"]), first)
 
     def train_and_prune(bucket, client, downlink, data, ctx):
-        """Trains a client; returns its state, its rows, of which the first are sent, and a loss."""
+        """Trains a client; returns its state, its rows masked to those sent, and a loss."""
         rank, before = rank_of(downlink.rows), client["params"]
         first = jnp.floor(gamma * rank).astype(jnp.int32)
         client, result = train_model(

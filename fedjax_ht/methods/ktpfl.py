@@ -44,7 +44,7 @@ class Server(NamedTuple):
     Attributes:
       coefficients: float32 [N, N], c.
       targets: float32 [N, P, C], each client's targets.
-      shared: targets that all clients are sent, by which the samples are known; zeros.
+      shared: mask and positions of all clients' targets; its values are zeros.
     """
 
     coefficients: Array
@@ -53,7 +53,7 @@ class Server(NamedTuple):
 
 
 def mixed(coefficients: jax.Array, scores: jax.Array, present: jax.Array) -> jax.Array:
-    """Mixes the logits of the clients present for each client, float [N, P, C].
+    """Mixes the logits of the present clients for each client, float [N, P, C].
 
     Args:
       coefficients: c, float [N, N].
@@ -74,7 +74,7 @@ def knowledge_loss(
     temperature: float,
     rho: float,
 ) -> jax.Array:
-    """Computes the loss of the coefficients, arguments as of `mixed`."""
+    """Computes the loss of the coefficients; arguments as for `mixed`."""
     teachers = mixed(coefficients, scores, present) / temperature
     everyone = jnp.ones(scores.shape[1], bool)
 
@@ -97,7 +97,7 @@ def ktpfl(
     digest_epochs: Count = 1,
     digest_batch_size: Count = 100,
 ) -> Method:
-    """Makes KT-pFL, whose algorithm the module's docstring gives.
+    """Makes KT-pFL, described in the module's docstring.
 
     Args:
       training: local training, and the optimiser of both phases.

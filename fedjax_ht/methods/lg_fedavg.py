@@ -27,11 +27,11 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 @checked
 def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """Makes LG-FedAvg, whose algorithm the module's docstring gives.
+    """Makes LG-FedAvg, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
 
     def client_update(bucket, client, downlink, data, ctx):

@@ -38,11 +38,11 @@ from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samp
 from fedjax_ht.methods.shared.supervised import train_model
 
 TINY = 1e-12
-"""A squared length below which features have no direction, and their cosine no slope."""
+"""A squared length below which features have no direction, and their cosine no gradient."""
 
 
 def cosine(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Computes the cosine of two features, float [B, K] each -> [B]; 0 where either is zero."""
+    """Computes the cosine of two features, float [B, K] each -> [B]; 0 if either is zero."""
     squares = jnp.sum(first * first, -1) * jnp.sum(second * second, -1)
     return jnp.sum(first * second, -1) * jax.lax.rsqrt(jnp.maximum(squares, TINY))
 
@@ -51,8 +51,8 @@ def model_contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau: fl
     """Computes MOON's contrast of each sample, float [B].
 
     Args:
-      features, near, far: float [B, K], of the trained model, of the one that they are pulled to
-        and of the one that they are pushed from.
+      features, near, far: float [B, K], of the trained model, of the model that attracts it, and of
+        the model that repels it.
       tau: temperature.
     """
     # -log of a softmax over two is a softplus of their difference, which does not overflow.
@@ -67,13 +67,13 @@ def moon(
     tau: Positive = 0.5,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes MOON, whose algorithm the module's docstring gives.
+    """Makes MOON, described in the module's docstring.
 
     Args:
       training: local training.
       mu: weight of the contrast.
       tau: temperature.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
 
     def init_client(bucket, ctx):

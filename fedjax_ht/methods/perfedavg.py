@@ -12,8 +12,8 @@
     paper:   https://arxiv.org/abs/2002.07948
 
 Settled here:
-* A step takes two or three times the recipe's batch, of which every second or third sample is a
-  part, and its model's norms see a part alone. The gradient of a part without samples is zero.
+* A step takes two or three times the recipe's batch; every second or third of its samples is a
+  part. Norms see one part at a time. The gradient of a part without samples is zero.
 * H g is exact, as a derivative of the gradient. The paper's "HF" takes a difference of gradients,
   which rounds badly in float32.
 * The mean weighs clients by samples, as in PFLlib; the paper's is uniform.
@@ -53,13 +53,13 @@ def perfedavg(
     variant: Literal["hessian", "first_order"] = "hessian",
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes Per-FedAvg, whose algorithm the module's docstring gives.
+    """Makes Per-FedAvg, described in the module's docstring.
 
     Args:
-      training: local training, along the steps of the module's docstring.
+      training: local training, with the steps of the module's docstring.
       alpha: length of the step that fits the model to a client.
       variant: descent along g - alpha H g ("hessian"), or along g ("first_order").
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     parts = 3 if variant == "hessian" else 2
     recipe = dataclasses.replace(training, batch_size=parts * training.batch_size)
@@ -88,7 +88,7 @@ def perfedavg(
             (value, new), way = slope_of(step(w, slope_of(w, 0)[1]), 1)
             if variant == "hessian":
                 way = step(way, jax.jvp(lambda w: slope_of(w, 2)[1], (w,), (way,))[1])
-            # the sum is zero, and its gradient the way that the parameters descend along
+            # the sum is zero, and its gradient is the direction of descent
             along = jax.tree.map(lambda a, b, c: jnp.sum(a * (b - c)), way, params, w)
             return Loss(value + sum(jax.tree.leaves(along)), new)
 

@@ -47,7 +47,7 @@ from fedjax_ht.methods.shared.small_part import Mixer, mixed_features, train_mix
 
 
 def mix(bucket, params, rows, x):
-    """Mixes the features entry by entry, alpha of them being the client's own; a `Mixer.mix`."""
+    """Mixes features entry by entry, with weight alpha on the client's own; a `Mixer.mix`."""
     alpha = params["alpha"]
     return alpha * rows.private + (1 - alpha) * rows.shared
 
@@ -60,7 +60,7 @@ def pfedafm(
     training: LocalTraining,
     alpha_rate: Annotated[Positive, SearchRange(0.1, 10.0)] = 1.0,
 ) -> Method:
-    """Makes pFedAFM, whose algorithm the module's docstring gives.
+    """Makes pFedAFM, described in the module's docstring.
 
     Args:
       training: local training, of the own model and then of the shared extractor.
@@ -96,7 +96,7 @@ def pfedafm(
             training, MIXER, bucket, client, data=data, ctx=ctx, loss=loss, optimizers=optimizers
         )
         shared = train_shared(bucket, client, data, jax.random.fold_in(ctx.key, 1))
-        # The client keeps g as received, by which it is scored.
+        # The client keeps g as received, for scoring.
         uplink = ModelUplink(shared, sent_samples(ctx, "samples"))
         return client, uplink, {"loss": result.loss, "alpha": client["alpha"].mean()}
 

@@ -44,11 +44,11 @@ from fedjax_ht.methods.shared.small_part import average_part
 from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.models.layers import Conv
 
-CHANNELS = 8  # of the layer between
+CHANNELS = 8  # of the hidden layer
 
 
 class Redrawing(nn.Module):
-    """G, two convolutions before a ReLU each: float [B, H, W, C] -> float [B, H, W, C]."""
+    """G, two convolutions with a ReLU after each: float [B, H, W, C] -> float [B, H, W, C]."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -74,11 +74,11 @@ def pfedes(
     mu: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     extra_epochs: Whole = 10,
 ) -> Method:
-    """Makes pFedES, whose algorithm the module's docstring gives.
+    """Makes pFedES, described in the module's docstring.
 
     Args:
       training: local training, of the client's model and then, with more epochs, of the extractor.
-      mu: weight of the redrawn images in the loss of the client's model; images as they are have
+      mu: weight of the redrawn images in the loss of the client's model; the original images have
         the rest.
       extra_epochs: passes over the client's samples in which the extractor is trained, beyond
         `training.epochs`.

@@ -11,9 +11,9 @@
     paper:   https://arxiv.org/abs/2006.08848
 
 Settled here:
-* A batch is a local round of the paper. theta_i goes on from one batch to the next, as in the
+* A batch is a local round of the paper. theta_i carries over from batch to batch, as in the
   authors' code, and is trained by plain SGD of rate `personal_lr`, eta_p. The clients' optimiser
-  trains w_i; its rate times lam should be below 2, too.
+  trains w_i; its rate times lam should also be below 2.
 * The client keeps theta_i. The authors' code overwrites it by w_i before it is scored, and PFLlib's
   by w. Theirs also adds 0.001 theta_i to g.
 * Clients that are not drawn do not train; in the authors' code all train in every round.
@@ -49,15 +49,15 @@ def pfedme(
     beta: NonNegative = 1.0,
     weighting: Weighting = "samples",
 ) -> Method:
-    """Makes pFedMe, whose algorithm the module's docstring gives.
+    """Makes pFedMe, described in the module's docstring.
 
     Args:
       training: local training, of the client's copy of the server's model.
       lam: strength of the pull of the personal model towards that copy.
-      personal_lr: learning rate of the personal model; times lam below 2.
+      personal_lr: learning rate of the personal model; its product with lam must be below 2.
       personal_steps: steps of the personal model on each batch, K.
       beta: the server's step towards the clients' mean; above 1 it goes beyond.
-      weighting: weights of the mean, the clients' numbers of training samples or equal.
+      weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     product = lam * personal_lr
     if not traced(product) and product >= 2:

@@ -57,8 +57,7 @@ class Gate(nn.Module):
 
 
 def embedding_table(params: PyTree) -> jax.Array | None:
-    """Returns the only array named "embedding" in an extractor's parameters, [vocabulary, width];
-    None where there is none, or several."""
+    """Returns an extractor's only array named "embedding", [vocabulary, width]; None otherwise."""
     tables = []
     for path, leaf in jax.tree.leaves_with_path(params):
         if jax.tree_util.keystr(path[-1:], simple=True) == "embedding":
@@ -74,7 +73,7 @@ def gate_input(params: PyTree, x: PyTree) -> jax.Array | None:
       x: the model's input.
 
     Returns:
-      float [B, D]: floats flattened and joined, or the mean embedding of token ids; None where x is
+      float [B, D]: floats flattened and joined, or the mean embedding of token ids; None if x is
       neither.
     """
     leaves = jax.tree.leaves(x)
@@ -89,7 +88,7 @@ def gate_input(params: PyTree, x: PyTree) -> jax.Array | None:
 
 
 def require_gate_input(federation: Federation) -> None:
-    """Raises a ValueError where the models' input is none that a gate takes."""
+    """Raises a ValueError unless a gate can read the models' input."""
 
     def trace(bucket: Bucket, key: jax.Array) -> jax.Array | None:
         variables = bucket.module.init(key, zeros(bucket.input_shape))
@@ -104,7 +103,7 @@ def require_gate_input(federation: Federation) -> None:
 
 
 def mixer_of(gate_width: int) -> Mixer:
-    """Makes the mixer by a gate of this width."""
+    """Makes the mixer with a gate of this width."""
 
     def mix(bucket: Bucket, params: PyTree, rows: Rows, x: PyTree) -> jax.Array:
         gate = {"params": params["gate"]}
@@ -120,7 +119,7 @@ def pfedmoe(
     gate_width: Count = 32,
     gate_rate: Annotated[Positive, SearchRange(0.1, 10.0)] = 1.0,
 ) -> Method:
-    """Makes pFedMoE, whose algorithm the module's docstring gives.
+    """Makes pFedMoE, described in the module's docstring.
 
     Args:
       training: local training, of all parts together.
@@ -158,7 +157,7 @@ def pfedmoe(
         return mixed_features(mixer, bucket, client, x, mask)
 
     def predict(bucket, client, downlink, x, mask):
-        # By the server's extractor also where clients are scored as training left them.
+        # With the server's extractor, even if clients are scored as training left them.
         client = take_shared(client, params=downlink)
         return {"head": logits(bucket, client["params"], compared(bucket, client, x, mask))}
 

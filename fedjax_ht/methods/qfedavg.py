@@ -14,8 +14,8 @@ Settled here:
   for q = 0.
 * F_i is measured before training, by one more pass over the samples; it has 1e-10 added, as in the
   authors' code.
-* q = 0 is the uniform mean of FedAvg. The authors' code draws clients by their samples in its
-  place, for which there is `select`.
+* q = 0 is the uniform mean of FedAvg. The authors' code instead draws clients by their samples; use
+  `select` for that.
 * The paper has one architecture; here every architecture has its own w. Batch statistics stay with
   each client, as in `fedavg`.
 """
@@ -39,7 +39,7 @@ class Uplink(NamedTuple):
     """A client's step.
 
     Attributes:
-      step: D_i, as the parameters.
+      step: D_i, with the parameters' structure.
       curvature: h_i, float32 scalar.
     """
 
@@ -54,11 +54,11 @@ def qfedavg(
     q: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 0.1,
     lipschitz: Annotated[Positive, SearchRange(1.0, 100.0)] = 10.0,
 ) -> Method:
-    """Makes q-FedAvg, whose algorithm the module's docstring gives.
+    """Makes q-FedAvg, described in the module's docstring.
 
     Args:
       training: the recipe of local training.
-      q: the exponent; 0 weighs clients equally, and larger ones the worst clients more.
+      q: the exponent; 0 weights clients equally, and larger values weight the worst clients more.
       lipschitz: L, in the paper 1 / eta of the clients' plain SGD.
     """
 

@@ -12,7 +12,7 @@
 
 a_ij and b_ij are the j-th row of A_i and the j-th column of B_i. FlexLoRA divides by the samples of
 all clients, so that components which few have shrink in every round. With equal ranks both methods
-are one.
+are the same.
 
 Settled here:
 * The paper averages blocks between two ranks of the federation; its sum is the one above.
@@ -29,7 +29,7 @@ from fedjax_ht.methods.flexlora import decomposing
 
 @checked
 def raflora(training: LocalTraining) -> Method:
-    """Makes raFLoRA, whose algorithm the module's docstring gives.
+    """Makes raFLoRA, described in the module's docstring.
 
     Args:
       training: local training.

@@ -65,14 +65,14 @@ def mean_of_controls(federation, server, clients):
 def scaffold(
     training: LocalTraining, server_lr: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0
 ) -> Method:
-    """Makes SCAFFOLD, whose algorithm the module's docstring gives.
+    """Makes SCAFFOLD, described in the module's docstring.
 
     Args:
       training: local training, by SGD without momentum, decay and clipping.
       server_lr: eta_g, the server's learning rate.
 
     Raises:
-      ValueError: the optimizer is another. One line.
+      ValueError: the optimizer is not such SGD. One line.
     """
     require_plain_sgd("scaffold", training)
 
