@@ -21,7 +21,7 @@ def masked_mean(
       mask: bool [...], True for the samples that count.
 
     Returns:
-      Scalar; 0 where the mask is empty.
+      Scalar; 0 if the mask is empty.
 
     Example:
       >>> fl.losses.masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))

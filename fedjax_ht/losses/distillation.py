@@ -1,5 +1,7 @@
-"""Losses of distillation: of a student, and of a generator that searches images where the student
-does not follow its teachers yet."""
+"""Distillation losses, of a student and of a generator.
+
+The generator searches for images on which the student does not follow its teachers yet.
+"""
 
 from typing import Literal
 
@@ -14,16 +16,16 @@ from fedjax_ht.ops import safe_norm, squared_distance
 from fedjax_ht.ops.arrays import Array, Scalar
 
 KLOrder = Literal["teacher_student", "student_teacher"]
-"""The order of a divergence's sides: KL(teacher || student), as distillation usually has it, or
+"""The order of a divergence's sides: KL(teacher || student), as is usual in distillation, or
 KL(student || teacher)."""
 
 Selection = Literal["diamond", "triangle", "nabla", "xor"]
 """The samples that count, by the predictions of teacher and student (DFRD, Section 3.1, Table 3).
 
-diamond: the teacher the label, the student another class (DFRD).
+diamond: the teacher predicts the label, the student another class (DFRD).
 triangle: all (FedFTG).
-nabla: two classes (DENSE, as DFRD prints it).
-xor: just one of them the label (DENSE, as released with DFRD).
+nabla: they predict different classes (DENSE, as DFRD prints it).
+xor: just one of them predicts the label (DENSE, as released with DFRD).
 """
 
 Normaliser = Literal["batch", "selected"]
@@ -70,7 +72,7 @@ def selected(
     """Selects samples by the predictions of teacher and student.
 
     Args:
-      teacher, student: logits, float [B, C]; of equal logits the first is the prediction.
+      teacher, student: logits, float [B, C]; ties predict the first class.
       labels: the samples' classes, int [B].
       selection: the rule that selects samples, see `Selection`.
 
@@ -100,10 +102,9 @@ def transferability(
     student_path: bool = True,
     normaliser: Normaliser = "batch",
 ) -> Float[Array, ""]:
-    """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its
-    Eq. 3).
+    """Computes DFRD's L_tran (Eq. 3), minus the mean KL of teacher and student on selected samples.
 
-    The defaults are the paper's form; the released code's is order="student_teacher",
+    The defaults are the paper's form. The released code's is order="student_teacher",
     student_path=False, normaliser="selected".
 
     Args:
@@ -118,7 +119,7 @@ def transferability(
       normaliser: the divisor of the mean over selected samples, see `Normaliser`.
 
     Returns:
-      Scalar, at most 0; 0 where no sample is selected.
+      Scalar, at most 0; 0 if no sample is selected.
     """
     chosen = mask & selected(teacher, student, labels, selection)
     student = student if student_path else lax.stop_gradient(student)
@@ -139,7 +140,7 @@ def disagreement(
       mask: bool [B], True for the samples that count.
 
     Returns:
-      Scalar: the mean is over all samples; those with equal predictions count with 0.
+      Scalar: the mean is over all samples; those with equal predictions count as 0.
     """
     return transferability(teacher, student, jnp.argmax(teacher, -1), mask, selection="nabla")
 
@@ -189,8 +190,8 @@ def weighted_kl(
     """Sums over clients the mean over samples of weight times a KL (FedFTG).
 
     Args:
-      first, second: logits, float [N, B, C] or [B, C]; the KL is that of softmax(first) from
-        softmax(second). Both sides are differentiated.
+      first, second: logits, float [N, B, C] or [B, C]; the KL is KL(softmax(first) ||
+        softmax(second)). Both sides are differentiated.
       weights: float [N, B].
       mask: bool [B], True for the samples that count.
 
@@ -212,7 +213,7 @@ def diversity_loss(noise: Float[Array, "B D"], generated: Float[Array, "B K"]) -
       generated: float [B, K], the features generated from it.
 
     Returns:
-      Scalar; 1 where all generated features are alike.
+      Scalar; 1 if all generated features are equal.
     """
 
     # One sample at a time: the differences of all pairs at once are B^2 K numbers, far slower on

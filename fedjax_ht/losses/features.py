@@ -51,7 +51,7 @@ def mmd_loss(
       bandwidths: float [A]; the kernel is the sum over a of exp(-d^2 / (2 a)).
 
     Returns:
-      Scalar; 0 where the mask is empty.
+      Scalar; 0 if the mask is empty.
 
     Example:
       >>> x, everyone = jnp.array([[0.0], [1.0]]), jnp.array([True, True])
@@ -87,7 +87,7 @@ def class_prototype_distance(
       available: bool [C], True where a global prototype exists.
 
     Returns:
-      Scalar; 0 where no class qualifies.
+      Scalar; 0 if no class qualifies.
     """
     membership = jax.nn.one_hot(labels, len(prototypes)) * mask[:, None]  # [B, C]
     counts = membership.sum(0)
@@ -105,8 +105,8 @@ def sample_prototype_mse(
 ) -> Float[Array, ""]:
     """Computes the mean square between samples' features and their classes' global prototypes.
 
-    This is the form of the released code of FedProto and FedTGP; the mean is over samples and
-    features. A sample whose class has no prototype has zero loss. Arguments as of
+    This is the form of FedProto's and FedTGP's released code; the mean is over samples and
+    features. A sample whose class has no prototype has zero loss. Arguments as for
     `class_prototype_distance`.
     """
     known = available[labels][:, None]
@@ -134,7 +134,7 @@ def adaptive_margin(
         distance of a centre to its nearest neighbour.
 
     Returns:
-      Scalar; `cap` where fewer than two classes are present.
+      Scalar; `cap` if fewer than two classes are present.
 
     Example:
       >>> centres = jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
@@ -202,9 +202,9 @@ def supervised_contrastive(
 ) -> Float[Array, ""]:
     """Computes the supervised contrastive loss of two views (Khosla et al., NeurIPS 2020, Eq. 2).
 
-    Every view i of a real sample is an anchor; its positives p are all other views of its class,
-    its own second view among them: the mean over i and p of -log softmax over all other views a of
-    (z_i . z_a / temperature) at p.
+    Every view i of a real sample is an anchor. Its positives p are all other views of its class,
+    including its own second view. The loss is the mean over i and p of -log softmax at p of
+    (z_i . z_a / temperature), over all other views a.
 
     Args:
       first, second: float [B, K], features of two views of each sample, used as they are.

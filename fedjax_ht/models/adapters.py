@@ -2,11 +2,11 @@
 
     y = x W0 + b + (alpha / r) (x A^T) B^T
 
-W0 and b are frozen weights, one copy for all clients, in the collection "frozen". A [r, inputs],
-uniform within +-1/sqrt(inputs), and B [outputs, r], zeros, are the parameters of the layer,
-"lora_a" and "lora_b" beside the kernel's place. The kernel of an attention layer (nn.DenseGeneral)
-is used as a matrix. All other parameters of the extractor are frozen as well; norms keep their
-running statistics, and the head trains as usual.
+W0 and b are frozen weights, one copy for all clients, in the collection "frozen". The layer's
+parameters are A [r, inputs], uniform within +-1/sqrt(inputs), and B [outputs, r], zeros. They are
+"lora_a" and "lora_b" in the layer's dict. The kernel of an attention layer (nn.DenseGeneral) is
+used as a matrix. All other parameters of the extractor are frozen as well; norms keep their running
+statistics, and the head trains as usual.
 """
 
 import fnmatch
@@ -31,12 +31,12 @@ Tree = Any  # nested dicts of arrays
 
 
 class Adapted(nn.Module):
-    """An extractor with low-rank adapters, called as the extractor itself.
+    """An extractor with low-rank adapters, called like the extractor itself.
 
     Attributes:
       module: the extractor, whose own parameters are frozen.
       rank: r of every adapter.
-      alpha: numerator of the scale alpha / r; None is 2 r, a scale of 2 for all ranks.
+      alpha: numerator of the scale alpha / r; None takes 2 r, a scale of 2 for all ranks.
       targets: patterns of the paths of adapted layers, separated by commas.
     """
 
@@ -83,7 +83,7 @@ class Adapted(nn.Module):
         return self.scale * product(product(x, a.T), b.T).reshape(y.shape)
 
     def _put(self, drawn: Tree, layers: list[str]) -> None:
-        """Declares the variables of an extractor whose first call has drawn adapters."""
+        """Declares the variables of an extractor whose first call has initialised adapters."""
         adapters, frozen = {}, {}
         for path, value in flatten_dict(drawn["params"]).items():
             (adapters if path[-1] in (A, B) else frozen)[path] = value
@@ -103,7 +103,7 @@ class Adapted(nn.Module):
         if "batch_stats" in kept:
             variables["batch_stats"] = kept["batch_stats"]
         rngs = {STREAM: self.make_rng(STREAM)} if self.has_rng(STREAM) else None
-        # What norms keep of a pass, and what they show of it.
+        # Norms update running statistics, and may sow intermediates.
         mutable = list(filter(self.is_mutable_collection, ("batch_stats", "intermediates")))
         out, changed = module.apply(variables, x, *args, rngs=rngs, mutable=mutable)
         for collection, tree in changed.items():
@@ -117,19 +117,19 @@ def lora(module: nn.Module, rank: Rank, *, alpha: Positive | None = 16.0, target
     """Adapts the dense layers of a model at low rank, and freezes the rest of its extractor.
 
     Args:
-      module: a `SplitModel`, whose extractor is adapted and whose head stays; or an extractor.
+      module: a `SplitModel`, whose extractor is adapted and whose head is kept; or an extractor.
       rank: r of every adapter, from 1 to 99,999.
-      alpha: numerator of the scale alpha / r; None is 2 r, so that all ranks have the scale 2.
-      targets: patterns of the paths of the layers to adapt within the extractor, as of `fnmatch`,
+      alpha: numerator of the scale alpha / r; None takes 2 r, so that all ranks have the scale 2.
+      targets: patterns of the paths of the layers to adapt within the extractor, as in `fnmatch`,
         separated by commas: "*" for all, "*query,*value". Layers are `nn.Dense`,
         `nn.DenseGeneral`, as in flax's attention, and this library's `Linear`.
 
     Returns:
       A module of the same kind. `with_weights` sets its frozen weights, as for the module itself;
-      else they are random, by a fixed key, the same for all clients.
+      otherwise they are random from a fixed key, the same for all clients.
 
     Raises:
-      ValueError: the module is neither, or no layer matches, when it is first traced.
+      ValueError: the module is neither; or, at its first trace, no layer matches.
 
     Example:
       >>> models = {f"rank{r}": fl.models.lora(fl.mlp(3, (16, 8)), r) for r in (2, 4)}
@@ -165,7 +165,7 @@ def unadapted(module: nn.Module) -> nn.Module:
 
 
 def frozen_weights(weights: Tree) -> Tree:
-    """Turns `Bucket.weights` of a model into those of the same model with adapters."""
+    """Converts `Bucket.weights` of a model to those of the same model with adapters."""
     params = dict(weights["params"])
     return weights | {FROZEN: {"base": params.pop("base")}, "params": params}
 
@@ -175,8 +175,8 @@ def merged_kernels(frozen: Tree, products: Tree) -> Tree:
 
     Args:
       frozen: parameters of an extractor.
-      products: a tree of the adapted layers alone, a float [..., inputs, outputs] in the place of
-        each, which is taken in the kernel's shape.
+      products: a tree of the adapted layers alone, with a float [..., inputs, outputs] for each,
+        reshaped to its kernel.
     """
     layers: Tree = flatten_dict(products)
     kernels: Tree = flatten_dict(frozen)
@@ -187,7 +187,7 @@ def merged_kernels(frozen: Tree, products: Tree) -> Tree:
 
 
 def merged_params(scale: float, params: Tree, frozen: Tree) -> Tree:
-    """Returns the parameters of the model without adapters that computes what one with them does.
+    """Returns the parameters of the equivalent model without adapters.
 
     Args:
       scale: factor of the adapters' products, `Adapted.scale`.
@@ -199,7 +199,7 @@ def merged_params(scale: float, params: Tree, frozen: Tree) -> Tree:
     for (*path, name), a in adapters.items():
         if name == A:
             b = adapters[(*path, B)]
-            # blocks that are scanned have an axis before; kernels are [inputs, outputs]
+            # scanned blocks have a leading axis; kernels are [inputs, outputs]
             both = jnp.matmul(b, a, precision="highest")
             products[tuple(path)] = scale * jnp.swapaxes(both, -1, -2)
     return params | {"base": merged_kernels(frozen["base"], unflatten_dict(products))}
@@ -210,7 +210,7 @@ def _merged(frozen: Tree, adapters: Tree) -> Tree:
 
 
 def _rows(layer: nn.Module, x: jax.Array) -> jax.Array:
-    """Returns a layer's input with the axes that it contracts as one, the last."""
+    """Returns a layer's input with its contracted axes merged into one, the last."""
     if not isinstance(layer, nn.DenseGeneral):
         return x
     if layer.batch_dims:

@@ -12,7 +12,7 @@ from fedjax_ht.ops import max_pool
 
 
 class ConvLayer(NamedTuple):
-    """A convolution of `ConvFeatures`, which a ReLU follows.
+    """A convolution of `ConvFeatures`, followed by a ReLU.
 
     Attributes:
       channels: number of output channels.
@@ -30,14 +30,14 @@ class ConvLayer(NamedTuple):
 class ConvFeatures(nn.Module):
     """A plain convolutional network up to its last hidden layer.
 
-    float [B, H, W, C] -> [B, widths[-1]], or the flattened map where there are no `widths`.
+    float [B, H, W, C] -> [B, widths[-1]], or the flattened map if there are no `widths`.
 
     Attributes:
       convs: the convolutions, each a `ConvLayer` or a tuple of its four fields.
       widths: widths of the hidden layers, each linear with a ReLU.
-      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
-      dropout: rates behind the last convolution and behind the last hidden layer. Dropout acts
-        where a "dropout" key is given.
+      initialisation: distribution of the initial weights, see `models.layers.Initialisation`.
+      dropout: rates after the last convolution and after the last hidden layer. Dropout needs a
+        "dropout" key.
     """
 
     convs: tuple[ConvLayer | tuple[int, int, int, bool], ...]
@@ -92,7 +92,7 @@ def cnn4(
     Args:
       num_classes: number of classes, the outputs of the linear head.
       feature_dim: K, the width of the features.
-      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
+      initialisation: distribution of the initial weights, see `models.layers.Initialisation`.
     """
     convs = ConvLayer(32), ConvLayer(64)
     return SplitModel(
@@ -104,12 +104,12 @@ def cnn4(
 def mlp(
     num_classes: int, widths: tuple[int, ...] = (64, 32), initialisation: Initialisation = "torch"
 ) -> SplitModel:
-    """Builds a perceptron whose last hidden layer are the features.
+    """Builds a perceptron whose features are its last hidden layer.
 
     Args:
       num_classes: number of classes, the outputs of the linear head.
       widths: widths of the hidden layers, each with a ReLU; the last one is K.
-      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
+      initialisation: distribution of the initial weights, see `models.layers.Initialisation`.
 
     Returns:
       The model; it takes any float array, which it flattens.
@@ -152,7 +152,7 @@ def cnn5_group(
       num_classes: number of classes, the outputs of the linear heads.
       channels: 3 gives the networks for colour images, 1 FedRAL's for grey ones.
       feature_dim: K, the width of the features; None takes 500 for colour and 50 for grey images.
-      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
+      initialisation: distribution of the initial weights, see `models.layers.Initialisation`.
     """
     group = {}
     for name, fc1 in CNN5_GREY.items():

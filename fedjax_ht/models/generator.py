@@ -15,7 +15,7 @@ class Card(NamedTuple):
       name: the generator's name in tables and messages.
       trained_on: names of its training data sets, where possible those of `lab.readers`; () if
         unknown.
-      domain: the kind of things that its images show.
+      domain: what its images show.
       licence: the licence of its weights.
       origin: a sentence on its makers, sources and training.
     """
@@ -30,12 +30,12 @@ class Card(NamedTuple):
 class Generator(NamedTuple):
     """A frozen generator G = G_s after G_m (FedKTL): noise -> valid latent w -> image.
 
-    A generator of your own is two functions.
+    Your own generator needs two functions, `sample_w` and `synthesize`.
 
     Attributes:
       card: the generator's origin.
       latent_dim: H, the length of w.
-      sample_w: (variables, key, n) -> valid latents, float32 [n, H]; always jax.
+      sample_w: (variables, key, n) -> valid latents, float32 [n, H]; always JAX code.
       synthesize: (variables, w float [n, H]) -> images float32 [n, h, w, 3] in [0, 1].
       variables: the weights, a pytree of arrays that both functions take as their first argument.
       conditional: None, or (variables, key, labels int [n]) -> latents of these classes of the

@@ -1,4 +1,4 @@
-"""Model groups by their names in configs: the architectures that clients have in turn.
+"""Model groups by their names in configs: architectures that are assigned to clients in turn.
 
 `models.registry.model_group` checks that a group suits its samples and builds it. The modules of
 its models are imported when it is built.
@@ -54,8 +54,10 @@ def _dealt(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
 
 
 def _dealt_linear(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
-    """Builds a group with one linear head for all, transformers too, so that methods that exchange
-    heads take it."""
+    """Builds a group with one linear head for all models, including transformers.
+
+    Methods that exchange heads accept such a group.
+    """
     modules = {}
     for name, module in _dealt(names, arguments).items():
         modules[name] = module.clone(head=models.Linear(arguments.num_classes))
@@ -107,7 +109,7 @@ def _sensors(names: tuple[str, ...], arguments: GroupArguments) -> Modules:
 
 
 def _unet3(arguments: GroupArguments) -> Modules:
-    """Builds U-Nets of three widths, for the task of a class at each pixel."""
+    """Builds U-Nets of three widths, for a task with a class at each pixel."""
     height, width, *_ = arguments.input_shape
     classes, rest = divmod(arguments.num_classes, height * width)
     if rest or not classes:
@@ -160,7 +162,7 @@ def _conv_depths(name: str, arguments: GroupArguments) -> Modules:
 
 
 def require_tokens(consumer: str, shape: InputShape) -> None:
-    """Refuses samples that are no texts, integers [L].
+    """Rejects samples that are not texts, integers [L].
 
     Args:
       consumer: the group that needs tokens, for the message.
@@ -213,7 +215,7 @@ _HTFE8 = (
 )
 _EFFICIENT = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 EXTRACTORS = (*_RESNETS, "googlenet", "mobilenet_v2", *_EFFICIENT, *_VITS)
-"""Extractors of images with published weights, or of their families."""
+"""Image extractors with published weights, or of the same families."""
 _DEALT = {
     "htfe2": ("cnn", "resnet18"),
     "htfe3": ("resnet10", "resnet18", "resnet34"),
@@ -254,19 +256,19 @@ _TEXTS = {
     "text_transformer": ((8, 2),),
 }
 TEXT_GROUPS = tuple(_TEXTS)
-"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself.
+"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture on its own.
 
-The transformer by itself has 8 heads and 2 layers.
+The transformer on its own has 8 heads and 2 layers.
 """
 
 ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *EXTRACTORS, *_SEN8)
-"""Groups that together hold every architecture but those of `SLICED`."""
+"""Groups that together hold every architecture except those of `SLICED`."""
 
 CONVS = ("conv4", "conv4_quarter")  # each convolution is a stage
 _SLICED = (*CONVS, "preact_resnet18", "preact_resnet20", "preact_resnet34")  # of `sliced.SLICED`
 
 PIXEL_GROUPS = ("unet3",)
-"""Groups whose outputs are the classes of each pixel."""
+"""Groups that classify each pixel."""
 
 GROUPS: dict[str, GroupFactory] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
@@ -286,4 +288,4 @@ GROUPS: dict[str, GroupFactory] = {
 """HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads), htfe_senX (of sensors) and
 htfe_txtX (of tokens); FedSSA's and FedRAL's CNN-1..5, CNN-1 alone (FedSSA's Table 1) and FedRAL's
 other groups; two perceptrons; three U-Nets; the first stages of ResNet-18 and of the 4-conv CNNs,
-by depth; every architecture by itself, the sliceable ones among them."""
+by depth; every architecture on its own, including the sliceable ones."""

@@ -1,5 +1,4 @@
-"""Layers with parameters laid out as flax's own, the papers' initialisations and this library's
-kernels."""
+"""Layers with flax's parameter layout, the papers' initialisations and this library's kernels."""
 
 import functools
 import math
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_ht.ops import batch_norm, conv2d, product
 
 Initialisation = Literal["torch", "torch_zero_bias", "flax", "glorot", "kaiming", "trunc_normal"]
-"""Of kernels and biases.
+"""The initialisation of kernels and biases.
 
 torch: both uniform within +-1/sqrt(fan_in), torch's default.
 torch_zero_bias: the same kernels, zero biases.
@@ -26,7 +25,7 @@ trunc_normal: normal with std 0.01 within [-2, 2], zero biases: torchvision's Go
 
 
 def _flat(draw: Callable) -> Callable:
-    """Returns an initialiser of the same distribution that draws a vector and shapes it."""
+    """Returns an initialiser of the same distribution that draws a vector and reshapes it."""
 
     def draw_flat(key, shape, dtype=jnp.float32):
         # A four-dimensional draw compiles four times slower on CPU.
@@ -42,17 +41,17 @@ def uniform_fan_in(
 
     Args:
       key: the key of the draw.
-      shape, dtype: shape and dtype of a kernel or of a bias; torch draws both from one
+      shape, dtype: shape and dtype of a kernel or of a bias; torch draws both from the same
         distribution.
       fan_in: number of inputs of one output.
     """
     bound = fan_in**-0.5
-    # Flat, as `_flat` draws.
+    # Drawn flat, see `_flat`.
     return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
 
 def init_normed(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
-    """Draws a linear layer by torch's default, and a layer norm behind it that changes nothing."""
+    """Draws a linear layer by torch's default, and a layer norm after it with scale 1, shift 0."""
     kernel_key, bias_key = jax.random.split(key)
     return {
         "kernel": uniform_fan_in(kernel_key, (inputs, outputs), inputs),
@@ -87,7 +86,7 @@ def _initialisers(
 class Conv(nn.Module):
     """A convolution of images: float [B, H, W, C] -> [B, H', W', features].
 
-    Parameters as flax's Conv has them: "kernel" [h, w, C / groups, features], "bias" [features].
+    Parameters as in flax's Conv: "kernel" [h, w, C / groups, features], "bias" [features].
 
     Attributes:
       features: number of output channels.
@@ -95,7 +94,7 @@ class Conv(nn.Module):
       stride, padding: stride and zero padding in pixels, for both axes.
       groups: 1, or C with features = C for a depthwise convolution.
       use_bias: True adds a bias.
-      initialisation: the distribution of the first weights, see `Initialisation`.
+      initialisation: distribution of the initial weights, see `Initialisation`.
     """
 
     features: int
@@ -125,7 +124,7 @@ class Conv(nn.Module):
 class Linear(nn.Module):
     """A dense layer with bias: float [..., D] -> [..., features].
 
-    Parameters as flax's Dense has them: "kernel" [D, features], "bias" [features].
+    Parameters as in flax's Dense: "kernel" [D, features], "bias" [features].
     """
 
     features: int
@@ -143,8 +142,8 @@ NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
 
 batch: the batch's in training, running ones in evaluation, which are the client's own state.
 static_batch: the batch's, none kept (HeteroFL, DFRD); in evaluation those of the collection
-  "batch_stats", where there is one.
-group: of groups of 16 channels of one sample (fewer where 16 does not divide the channels).
+  "batch_stats", if there is one.
+group: of groups of 16 channels of one sample (fewer if 16 does not divide the channels).
 layer: of all channels of one sample.
 none: nothing is normalised, and there are no parameters.
 """
@@ -155,10 +154,10 @@ MOMENTUM = 0.1  # torch's: the share of the newest batch in the running statisti
 class Norm(nn.Module):
     """A norm of channels with a scale and a shift: float [B, ..., C] -> the same shape.
 
-    Parameters "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection
-    "batch_stats"; as in torch the running variance is the unbiased one, while the batch is
-    normalised by the biased one. A batch with a single value per channel, which torch rejects, has
-    variance 0. A batch without real samples does not change the running statistics.
+    Parameters are "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection
+    "batch_stats". As in torch, the running variance is unbiased, while the batch is normalised by
+    the biased one. A batch with a single value per channel, which torch rejects, has variance 0. A
+    batch without real samples does not change the running statistics.
     """
 
     kind: NormKind = "batch"
@@ -192,13 +191,13 @@ class Norm(nn.Module):
             return _apply(
                 running_mean.value, running_var.value, self.epsilon, x=x, scale=scale, bias=bias
             )
-        # with `nondiff_argnums` jax declares no types of results
+        # with `nondiff_argnums` jax does not type the results
         outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
         y, mean, var = outputs
         if self.is_mutable_collection("batch_stats") and not self.is_initializing():
             count = real.sum() * math.prod(x.shape[1:-1])
-            rate = MOMENTUM * (count > 0)  # 0 for a batch of padding alone: nothing moves
-            # A single value has no unbiased variance: its biased one, 0, is taken instead.
+            rate = MOMENTUM * (count > 0)  # 0 for a batch of padding alone: nothing changes
+            # A single value has no unbiased variance: use the biased one, 0.
             unbiased = var * (count / jnp.maximum(count - 1, 1))
             running_mean.value += rate * (mean - running_mean.value)
             running_var.value += rate * (unbiased - running_var.value)
@@ -224,7 +223,7 @@ def sample_moments(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
       x: float [B, ..., C].
-      group: neighbouring channels that share their statistics; it divides C.
+      group: number of neighbouring channels that share statistics; it divides C.
 
     Returns:
       Two float [B, 1, ..., C], the same number for all channels of a group.

@@ -1,4 +1,4 @@
-"""Modules of flax.nnx as models: cut at a submodule, and run as functions of their variables."""
+"""flax.nnx modules as models: cut at a submodule, and run as functions of their variables."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from fedjax_ht.core.module_checks import STREAM
 from fedjax_ht.core.trees import PyTree
 
 KINDS = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
-"""Variables that clients keep, by the collection that they are kept in."""
+"""Collection -> type of the variables that clients keep in it."""
 
-NO_KEY = 0  # seeds streams of random numbers from which nothing is drawn
+NO_KEY = 0  # seeds random streams that nothing draws from
 
 Variables = Mapping[tuple, nnx.Variable]  # by path, such as ("layers", 0, "kernel")
 
@@ -27,8 +27,8 @@ class Part(NamedTuple):
     """The base or the head of a module, without values.
 
     Attributes:
-      graph: the part's structure; of the base, with None where the head was.
-      variables: the part's variables, whose values are forms.
+      graph: the part's structure; the base's has None in place of the head.
+      variables: the part's variables, with shapes and dtypes as values.
     """
 
     graph: nnx.GraphDef
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Cut:
-    """Stands where the head was, and keeps what it is called with."""
+    """Replaces the head, and stores its input."""
 
     features: jax.Array | None = None
 
@@ -47,11 +47,11 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A class of modules, its arguments, and where to cut; equal recipes make equal models.
+    """A module class, its arguments, and where to cut; equal recipes make equal models.
 
     Attributes:
       make: the module's class, or a function that returns a module.
-      arguments, options: positional arguments and keywords of `make`, beside `rngs`.
+      arguments, options: positional arguments and keywords of `make`, besides `rngs`.
       head: path of the submodule that is the head.
     """
 
@@ -67,14 +67,14 @@ class Recipe:
 
 
 class NnxModel(nn.Module):
-    """A module of flax.nnx as clients run it; `from_nnx` makes it."""
+    """A flax.nnx module as clients run it; made by `from_nnx`."""
 
     recipe: Recipe
 
     def features(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the features [B, K] of samples x: what the head is called with."""
+        """Returns the features [B, K] of samples x: the head's input."""
         drops = train and self.has_rng(STREAM)
         key = self.make_rng(STREAM) if drops else jax.random.key(NO_KEY)
         model = self._part("base", key, train, deterministic=not drops)
@@ -102,7 +102,7 @@ class NnxModel(nn.Module):
         return self.classify(self.features(x))
 
     def _part(self, name: str, key: jax.Array, train: bool, deterministic: bool = True) -> Any:
-        """Returns a part with this client's values, which draws by the key."""
+        """Returns a part with this client's values, and with random streams from a key."""
         if self.is_initializing() and not self.has_variable("params", name):
             drawn = variables_of(cut_apart(self.recipe, self.make_rng("params"))[name])
             for collection in KINDS:
@@ -119,7 +119,7 @@ class NnxModel(nn.Module):
 def from_nnx(
     make: Callable[..., nnx.Module], *arguments: Any, head: str, **options: Any
 ) -> NnxModel:
-    """Makes a model of a flax.nnx module, without changes to the module's code.
+    """Makes a model from a flax.nnx module, without changes to the module's code.
 
     Each client has its own random initial values: `make` is called as make(*arguments,
     rngs=nnx.Rngs, **options). Dropout draws at each training step, and is off in evaluation.
@@ -127,9 +127,9 @@ def from_nnx(
     Args:
       make: the module's class, or a function that returns a module; its instances are called as
         module(x), x [B, ...], and return logits [B, num_classes].
-      *arguments: positional arguments of `make`, which must be hashable, as keys of programs.
+      *arguments: positional arguments of `make`, which must be hashable to identify programs.
       head: path of the submodule that is the head, such as "classifier" or "layers.3". Its input
-        are the features [B, K], and it is the last step of the module's call.
+        is the features [B, K], and it is the last step of the module's call.
       **options: keyword arguments of `make`, which must be hashable as well.
 
     Raises:
@@ -172,7 +172,7 @@ def from_nnx(
 
 @functools.lru_cache(256)
 def forms(recipe: Recipe) -> dict[str, Part]:
-    """Returns the parts of a recipe's module, "base" and "head"; errors as of `from_nnx`."""
+    """Returns the parts of a recipe's module, "base" and "head"; raises as `from_nnx` does."""
     whole, apart = nnx.eval_shape(lambda: (made(recipe, NO_KEY), cut_apart(recipe, NO_KEY)))
     parts = {}
     for name, module in apart.items():
@@ -194,12 +194,12 @@ def forms(recipe: Recipe) -> dict[str, Part]:
 
 
 def made(recipe: Recipe, key: jax.Array | int) -> nnx.Module:
-    """Draws the whole module; `key` or a seed."""
+    """Initialises the whole module from a key or a seed."""
     return recipe.make(*recipe.arguments, rngs=nnx.Rngs(key), **dict(recipe.options))
 
 
 def cut_apart(recipe: Recipe, key: jax.Array | int) -> dict[str, nnx.Module]:
-    """Draws the module and cuts it: "base", with None where the head was, and "head"."""
+    """Initialises the module and cuts it: "base", with None in place of the head, and "head"."""
     base = made(recipe, key)
     try:
         head = replace(base, recipe.head, None)
@@ -214,7 +214,7 @@ def cut_apart(recipe: Recipe, key: jax.Array | int) -> dict[str, nnx.Module]:
 
 
 def replace(module: nnx.Module, path: str, new: Any) -> Any:
-    """Puts a value at a path of submodules, such as "blocks.3.out", and returns the one before."""
+    """Sets the value at a path of submodules, such as "blocks.3.out"; returns the old one."""
     *way, last = (int(step) if step.isdigit() else step for step in path.split("."))
     parent = functools.reduce(_below, way, module)
     before = _below(parent, last)
@@ -235,7 +235,7 @@ def merged(part: Part, trees: Mapping[str, PyTree], key: jax.Array) -> Any:
     Args:
       part: the part.
       trees: collection -> its values, as `tree_of` returns them.
-      key: streams of random numbers start from it, each of its own.
+      key: the key from which each random stream derives its own.
     """
     values = []
     for index, (path, variable) in enumerate(part.variables.items()):
@@ -276,7 +276,7 @@ def collection_of(variable: nnx.Variable) -> str:
 
 
 def value_of(variable: nnx.Variable) -> jax.Array:
-    """Returns the value of a variable, also of one of flax before 0.12."""
+    """Returns the value of a variable, also with flax before 0.12."""
     return variable.get_value() if hasattr(variable, "get_value") else variable.value
 
 

@@ -53,7 +53,7 @@ class PixelHead(nn.Module):
 def unet(num_classes: Count, width: Count = 16, channels: Count = 16) -> SplitModel:
     """Builds a U-Net of one level, whose head is a linear layer at each pixel.
 
-    Networks of any width have heads of one shape, which methods can average.
+    Networks of any width have heads of the same shape, which methods can average.
 
     Args:
       num_classes: C, classes of a pixel.

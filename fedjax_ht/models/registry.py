@@ -1,4 +1,4 @@
-"""Model groups for the samples at hand: checks that they fit each other, and builds the modules.
+"""Builds the modules of a model group, and checks that the group fits the samples.
 
 A user's own modules go to `make_federation` and need no entry here.
 """
@@ -39,16 +39,16 @@ __all__ = [
 
 
 _FOLDER_GROUP = "fedjax_ht.lab.weights.hugging_face.folder:folder_group"
-"""The builder of groups "hf:FOLDER", loaded when one is asked for."""
+"""The builder of groups "hf:FOLDER", loaded on demand."""
 
 
 def names_folder(group: str) -> bool:
-    """Returns whether a model group is a folder of Hugging Face's, "hf:FOLDER"."""
+    """Returns whether a model group is a Hugging Face folder, "hf:FOLDER"."""
     return group.startswith("hf:")
 
 
 class Example(NamedTuple):
-    """Samples of ten classes that a group of `GROUPS` takes, to describe it by."""
+    """Samples of ten classes to describe a group of `GROUPS` with."""
 
     input_shape: InputShape = (32, 32, 3)
     vocabulary: int | None = None
@@ -84,20 +84,20 @@ def model_group(
 
     Args:
       name: the group's name, one of `GROUPS`; or "hf:FOLDER", whose config.json describes a BERT,
-        ViT, GPT-2 or Llama of Hugging Face's; or "module:function", a function of yours
+        ViT, GPT-2 or Llama of Hugging Face; or "module:function", a function of yours
         (num_classes, input_shape, feature_dim or None) -> {name: module}, each a `SplitModel` or a
-        module that has `features` and `classify` as it has.
-      num_classes, input_shape: number of classes (of other tasks than classification
-        `Dataset.num_outputs`) and shape of one sample: (H, W, C) of images, (T,
-        signals) or (T, units, signals) of windows for `SENSORS`, int32 tokens (L,) for
-        `TEXT_GROUPS`, any one float array for mlp2; see `Dataset.input_shape`.
+        module with the same `features` and `classify`.
+      num_classes, input_shape: number of classes (`Dataset.num_outputs` for tasks other than
+        classification) and shape of one sample: (H, W, C) of images, (T, signals) or (T, units,
+        signals) of windows for `SENSORS`, int32 tokens (L,) for `TEXT_GROUPS`, any one float array
+        for mlp2; see `Dataset.input_shape`.
       feature_dim: width of the features; None for the group's default.
       norm: the kind of norm in ResNets, GoogLeNet and MobileNetV2.
       output_relu: True adds a ReLU after the output layers of the htc4 groups' heads, as in
         HtFLlib's released code.
       vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
-      preprocess: the data's rule (`Dataset.preprocess`), by default `Pixels()`. A warning says if
-        the folder of "hf:FOLDER" normalises its images by another one.
+      preprocess: the data's rule (`Dataset.preprocess`), by default `Pixels()`. Warns if the folder
+        of "hf:FOLDER" normalises its images by another rule.
 
     Returns:
       {name: module}.
@@ -111,7 +111,7 @@ def model_group(
       >>> sorted(fl.model_group("cnn5", num_classes=10, input_shape=(28, 28, 1)))
       ['cnn1', 'cnn2', 'cnn3', 'cnn4', 'cnn5']
 
-      A group of your own is a function of a module that Python finds; a config names it likewise,
+      Your own group is a function in a module that Python can import; configs use the same name,
       `--config.model.group=my_models:two`:
 
       >>> import sys, types
@@ -161,7 +161,7 @@ def model_group(
 def _users_group(
     name: str, num_classes: int, input_shape: InputShape, feature_dim: int | None
 ) -> Modules:
-    """Returns the modules that a user's function makes, if they are split models by name."""
+    """Returns the modules of a user's function, checked to be a dict of split models."""
     modules = call_user_function("model group", name, num_classes, input_shape, feature_dim)
     if not isinstance(modules, dict) or not modules:
         returned = "an empty dict" if modules == {} else type(modules).__name__
@@ -222,7 +222,7 @@ def sliced_network(
 
 
 def _check_kind(name: str, shape: InputShape) -> None:
-    """Refuses samples of another kind than the group takes; texts are checked by `text_group`."""
+    """Rejects samples of another kind than the group takes; text groups check their own."""
     if name == "mlp2":
         if not is_array(shape):
             raise ValueError(
@@ -242,7 +242,7 @@ def _check_image(name: str, shape: InputShape) -> None:
 
 
 def _suited(shape: InputShape) -> str:
-    """Writes "; take 'mlp2'": groups for samples that are no images."""
+    """Returns a hint such as "; take 'mlp2'", with groups for samples that are not images."""
     if isinstance(shape, jax.ShapeDtypeStruct):
         return "; take 'htfe_txt2' or another group for texts"
     if not is_array(shape):
@@ -251,8 +251,7 @@ def _suited(shape: InputShape) -> str:
 
 
 _SMALLEST = {"cnn": 16, "conv": 16, "googlenet": 15}
-"""Beginning of an architecture's name -> side of the smallest images that its pooling leaves any
-of."""
+"""Prefix of an architecture's name -> side of the smallest images that survive its pooling."""
 
 
 def _check_size(name: str, input_shape: InputShape, architectures: Iterable[str]) -> None:
@@ -269,7 +268,7 @@ def _check_size(name: str, input_shape: InputShape, architectures: Iterable[str]
 
 
 def _check_options(name: str, modules: Modules, norm: NormKind, output_relu: bool) -> None:
-    """Refuses options that none of the group's models has a use for."""
+    """Rejects options that no model of the group uses."""
     normalised = any(hasattr(module.base, "norm") for module in modules.values())
     if norm != "batch" and not normalised:
         raise ValueError(

@@ -15,14 +15,14 @@ from fedjax_ht.ops import adaptive_pool, max_pool
 class TimeConvFeatures(nn.Module):
     """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then pooled features.
 
-    float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals]
+    float [B, T, signals] or, for several units with the same signals, [B, T, units, signals]
     -> [B, feature_dim]. Every unit has the same weights and is processed separately. Features are
     flattened in torch's order, [channels, units, time], and pooled to their number, so that
     `fl.variables_from_torchvision` loads torch's weights unchanged.
 
-    A deviation from HtFLlib: pooling and strides go along time only. HtFLlib gives its pools
-    stride 2 (and its convolutions their stride) along the units, too, which drops units unseen: of
-    three, two after the first block, one after the second.
+    Unlike in HtFLlib, pooling and strides apply along time only. HtFLlib also applies its pools'
+    stride 2 (and its convolutions' stride) along the units, which drops units unseen: of three, two
+    are left after the first block and one after the second.
 
     Attributes:
       channels: output channels of each block.
@@ -39,7 +39,7 @@ class TimeConvFeatures(nn.Module):
 
     @property
     def shortest(self) -> int:
-        """The number of steps of the shortest windows of which pooling leaves something."""
+        """The number of steps of the shortest windows that survive pooling."""
         steps = 1
         for _ in self.channels:
             steps = (2 * steps - 1) * self.stride + self.size
@@ -50,7 +50,7 @@ class TimeConvFeatures(nn.Module):
         require_windows("a network of convolutions along time", x.shape[1:], self.shortest)
         batch, steps, *units, signals = x.shape
         count = units[0] if units else 1
-        # Units beside the samples, time along the width: kernels are torch's [1, size].
+        # Units join the batch and time is the width: kernels are torch's [1, size].
         x = (
             x.reshape(batch, steps, count, signals)
             .swapaxes(1, 2)
@@ -65,7 +65,7 @@ class TimeConvFeatures(nn.Module):
                 name=f"conv{i}_0",
             )
             x = nn.relu(max_pool(conv(x), 2, 2, axes=(2,)))
-        # [B units, 1, T', C] -> [B, C, units, T'], torch's order of what is flattened.
+        # [B units, 1, T', C] -> [B, C, units, T'], torch's order for flattening.
         x = x.reshape(batch, count, *x.shape[2:]).transpose(0, 3, 1, 2)
         return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
 
@@ -94,14 +94,14 @@ def harcnn(
       stride: stride of every convolution, in steps.
       num_classes: number of classes, the outputs of the head.
       feature_dim: K, the width of the features.
-      initialisation: the distribution of the first weights, see `models.layers.Initialisation`.
+      initialisation: distribution of the initial weights, see `models.layers.Initialisation`.
     """
     base = TimeConvFeatures(*HARCNN[name], stride, feature_dim, initialisation)
     return SplitModel(base, Linear(num_classes, initialisation))
 
 
 def require_windows(consumer: str, shape: InputShape, shortest: int) -> None:
-    """Refuses samples that are no windows of signals.
+    """Rejects samples that are not windows of signals.
 
     Args:
       consumer: the model or group that needs windows, for the message.
@@ -109,7 +109,7 @@ def require_windows(consumer: str, shape: InputShape, shortest: int) -> None:
       shortest: the smallest number of steps of a window.
 
     Raises:
-      ValueError: the sample is no float array [T, signals] or [T, units, signals], or is too short.
+      ValueError: the sample is not a float array [T, signals] or [T, units, signals], or too short.
     """
     if not is_array(shape) or len(shape) not in (2, 3):
         raise ValueError(

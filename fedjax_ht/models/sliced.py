@@ -49,7 +49,7 @@ class Channels(NamedTuple):
 
 
 def sliced_width(width: int, rate: float) -> int:
-    """Returns ceil(rate * width), at least 1; rounding errors of the product are left out."""
+    """Returns ceil(rate * width), at least 1; ignores rounding errors of the product."""
     return max(1, math.ceil(round(rate * width, 6)))
 
 
@@ -58,7 +58,7 @@ def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, 
 
     Args:
       num_clients: number of clients, N.
-      rho: the steepness of the rates' fall.
+      rho: how steeply the rates fall.
       sigma: the exponent of the smallest rate, (1/2)^sigma.
 
     Raises:
@@ -78,7 +78,7 @@ def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> 
     Args:
       module: a `SplitModel` whose base has `channels`.
       params: the module's {"base", "head"}, at any rate; only the structure and the number of axes
-        count.
+        are read.
       per_layer: True gives every layer a group of its own, see `PreActResNet.channels`.
 
     Returns:
@@ -113,8 +113,8 @@ class ConvNet(nn.Module):
     Attributes:
       widths: channels at rate 1.
       rate: width rate R, the share of the channels that this network has.
-      norm: the kind of norm behind the convolutions, see `Norm`.
-      scaler: True divides by R before every norm, in training; it matters without norms only.
+      norm: the kind of norm after the convolutions, see `Norm`.
+      scaler: True divides by R before every norm, in training; it matters only without norms.
     """
 
     widths: tuple[int, ...] = WIDTHS
@@ -135,7 +135,7 @@ class ConvNet(nn.Module):
 
     @nn.nowrap
     def channels(self, per_layer: bool = False) -> Channels:
-        """Returns a group for each convolution, which `per_layer` asks for anyway."""
+        """Returns a group for each convolution, with or without `per_layer`."""
         widths, before = {}, None
         layers: dict[str, tuple[str | None, str]] = {}
         for i, width in enumerate(self.widths, 1):
@@ -147,10 +147,10 @@ class ConvNet(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Twice norm, ReLU and 3x3 convolution, beside a shortcut.
+    """Twice norm, ReLU and 3x3 convolution, with a shortcut.
 
-    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), ceil(R width)]. Where the block has a
-    stride, the shortcut is a 1x1 convolution behind the first ReLU.
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), ceil(R width)]. If the block has a
+    stride, the shortcut is a 1x1 convolution after the first ReLU.
     """
 
     width: int
@@ -209,8 +209,8 @@ class PreActResNet(nn.Module):
     def channels(self, per_layer: bool = False) -> Channels:
         """Returns a group for each residual stream, and one for each block's interior.
 
-        With `per_layer` every block writes a group of its own, as released code draws them: an
-        identity shortcut then adds channels that are not the same in the whole network.
+        With `per_layer` every block writes a group of its own, as in released code. An identity
+        shortcut then adds different channels of the whole network.
         """
         stream = "stem" if per_layer else "stage1"
         widths = {stream: self.widths[0]}
@@ -240,7 +240,7 @@ class PreActResNet(nn.Module):
 
 
 def sliced_model(base: ConvNet | PreActResNet, num_classes: int) -> SplitModel:
-    """Builds the extractor with a linear head, whose first bias is zero."""
+    """Builds the extractor with a linear head, whose initial bias is zero."""
     return SplitModel(base, Linear(num_classes, "torch_zero_bias"), stateful=True)
 
 
@@ -249,4 +249,4 @@ SLICED: dict[str, ConvNet | PreActResNet] = {
     "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),
     **{f"preact_resnet{depth}": PreActResNet(stages) for depth, stages in PREACT_STAGES.items()},
 }
-"""Networks of which clients may train slices; as groups, whole ones."""
+"""Networks of which clients may train slices; as model groups, the whole networks."""

@@ -16,11 +16,11 @@ class SplitModel(nn.Module):
     Any Flax modules work, including your own.
 
     Attributes:
-      base: x [B, H, W, C] -> features [B, K]. It is called as base(x), or as base(x, train, mask)
-        where `stateful` says that it keeps batch statistics: `train` picks the batch's or the
-        running statistics, `mask` bool [B] marks real samples.
+      base: x [B, H, W, C] -> features [B, K]. It is called as base(x) or, if `stateful`, as
+        base(x, train, mask): `train` picks the batch's or the running statistics, `mask` bool [B]
+        marks real samples.
       head: features [B, K] -> logits [B, num_classes].
-      stateful: the base takes `train` and `mask`.
+      stateful: True if the base keeps batch statistics, and takes `train` and `mask`.
       feature_dim: width to which the base's features are averaged, see `ops.adaptive_pool`; None
         keeps them.
 
@@ -85,13 +85,13 @@ HTC4_WIDTHS = ((), (512,), (256,), (128,))  # hidden widths, HtFLlib's HtC4
 class DenseHead(nn.Module):
     """Hidden layers as wide as `widths`, then a linear layer: float [B, K] -> [B, num_classes].
 
-    Parameters "fc1", "fc2", ..., the last one being the output layer, all with torch's default
+    Parameters are "fc1", "fc2", ..., the last one of the output layer, all with torch's default
     initialisation.
 
     Attributes:
       widths: widths of the hidden layers.
       num_classes: number of classes, the outputs of the last layer.
-      activation: the non-linearity behind the hidden layers.
+      activation: the non-linearity after the hidden layers.
       output_relu: True adds a ReLU after the output layer, so that no logit is negative, as in
         HtFLlib's released HtC4 heads.
     """

@@ -1,9 +1,9 @@
 """Runs of equal blocks: one scanned block with stacked parameters, or one block after another.
 
 A stage's blocks are siblings `layer3_0`, `layer3_1`, ... or, from some block on, one node
-`layer3_blocks` whose arrays have a leading axis of blocks: beside `layer3_0` alone it holds
-`layer3_1` and on, with no sibling `layer3_0` and on. Scanning compiles one block for all; the
-values are the same. The functions go by names alone, so that they serve parameters, batch
+`layer3_blocks` whose arrays have a leading axis of blocks. Its first block is `layer3_1` if the
+only sibling is `layer3_0`, and `layer3_0` if there is none. Scanning compiles one block for all;
+the values are the same. The functions rely on names alone, so that they work on parameters, batch
 statistics, optimizer moments and whole variables dicts, in NumPy or JAX.
 """
 
@@ -16,28 +16,28 @@ import jax.numpy as jnp
 from fedjax_ht.core.trees import join_trees, take
 
 SUFFIX = "_blocks"
-ON_GPUS = 7  # ResNet-152's 35 blocks take five turns; of a ViT's twelve no loop is left
+ON_GPUS = 7  # ResNet-152's 35 blocks take five turns; a ViT's twelve leave no loop
 Tree = dict[str, Any]
 
 
 def blocks_at_once() -> int:
     """Returns how many blocks one turn of a scan runs.
 
-    On GPUs several: XLA copies what a single block takes from the stack by an address that the host
-    computes from the loop's counter, which keeps the loop outside of CUDA graphs. What several
-    blocks take is cut out by kernels instead, and one such kernel serves them all.
+    Several on GPUs. XLA copies a single block's slice of the stack from an address that the host
+    computes from the loop counter, which keeps the loop out of CUDA graphs. The slices of several
+    blocks are instead cut out by kernels, one of which serves them all.
     """
     return ON_GPUS if jax.default_backend() == "gpu" else 1
 
 
 def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.Array:
-    """Runs `length` blocks of one form in a scan, each on the output of the one before.
+    """Runs `length` equal blocks in a scan, each on the output of the previous one.
 
     Args:
       block: a module named `<stage>_blocks`, called as block(x, *args); its output has the shape
         and dtype of x. Every block has variables of its own, stacked along a leading axis.
       x: the first block's input.
-      args: arguments that every block gets as they are.
+      args: arguments that every block gets unchanged.
       length: number of blocks.
 
     Returns:
@@ -62,10 +62,10 @@ def unstack_blocks(tree: Tree) -> Tree:
     """Splits every `<stage>_blocks`, at any depth, into siblings `<stage>_<i>`.
 
     Args:
-      tree: nested dicts of arrays; all that is no stack stays as it is.
+      tree: nested dicts of arrays; only stacks are changed.
 
     Returns:
-      The same arrays, a stack's cut along its leading axis.
+      The same arrays, with stacks cut along their leading axis.
     """
     out = {}
     for name, value in tree.items():
@@ -124,9 +124,9 @@ def stack_blocks(tree: Tree, like: Tree) -> Tree:
 
 
 def _block_names(tree: Tree, stacked: str) -> list[str]:
-    """Returns the names of the siblings that the node `stacked` of `tree` stands for."""
+    """Returns the sibling names of the blocks in the node `stacked` of `tree`."""
     stage = stacked.removesuffix(SUFFIX)
-    first = 0  # the stack's blocks are counted on from the siblings beside it
+    first = 0  # the stack's numbers continue those of its siblings
     for name in tree:
         first += name.startswith(f"{stage}_") and name[len(stage) + 1 :].isdigit()
     length = jax.tree.leaves(tree[stacked])[0].shape[0]

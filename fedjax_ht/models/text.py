@@ -1,28 +1,28 @@
 """HtFLlib's text models: fastText, logistic regression, LSTM, GRU, BiLSTM and a transformer.
 
-All take token ids int32 [B, L], of which 0 is padding, with random embeddings that are learned.
-Where they differ from HtFLlib:
+All take token ids int32 [B, L], with 0 for padding, and learn embeddings that start at random. They
+differ from HtFLlib's:
 
 1. The padding's embedding is zero and is not learned. Means are over the tokens that a text has;
-   HtFLlib's are over all L places, so that a short text's features are small.
+   HtFLlib's are over all L positions, so that a short text's features are small.
 2. A text ends with its last token that is not 0, and the recurrent models take their state there.
-   HtFLlib's LSTM takes the last place of the longest text in the batch, which is zero for all
-   shorter ones; its GRU the state at the end of each text, as here.
-3. BiLSTM takes the state of each direction where it has read the whole text: the reverse one at the
-   first token. HtFLlib takes both at the last token, of which the reverse one has read that token
-   and the padding behind it.
-4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a
-   softmax over the features (of all but BiLSTM and transformers), since the models' own last line
-   stays when their head is cut off.
+   HtFLlib's LSTM takes the last position of the longest text in the batch, which is zero for all
+   shorter ones; its GRU takes the state at the end of each text, as here.
+3. BiLSTM takes the state of each direction after the whole text: the reverse one at the first
+   token. HtFLlib takes both at the last token, where the reverse one has read only that token and
+   the padding after it.
+4. Features are the head's input. In HtFLlib's released code, except for BiLSTM and transformers,
+   they are the log-softmax of the features, because the models' own last line remains when their
+   head is cut off.
 5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers
    of LSTM and GRU and before their heads, and 0.5 everywhere in the transformer.
-6. The transformer masks padding: nothing attends to it. HtFLlib masks nothing, so that there a
-   text's features depend on how much padding stands behind it.
+6. The transformer masks padding: nothing attends to it. HtFLlib masks nothing, so that a text's
+   features depend on the amount of padding after it.
 7. Every layer of the transformer draws weights of its own. torch's `TransformerEncoder` copies one
-   layer, so that all begin alike.
+   layer, so that all start equal.
 
-As in HtFLlib, the hidden layer of the transformer's perceptrons is as wide as the tokens, and the
-class token is put in front behind the positions, so that it has none.
+As in HtFLlib, the hidden layer of the transformer's perceptrons is as wide as the tokens. The class
+token is prepended after positions are added, so that it has none.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from fedjax_ht.ops import RecurrentWeights, gru, longest, lstm
 DROPOUT = 0.2
 Cell = Literal["lstm", "gru"]
 CELLS: dict[Cell, tuple[Callable, int]] = {"lstm": (lstm, 4), "gru": (gru, 3)}
-"""Name -> the layer, and how many gates it has."""
+"""Name -> the layer, and its number of gates."""
 
 
 class Embedding(nn.Module):
@@ -65,12 +65,12 @@ class Embedding(nn.Module):
             return table.at[0].set(0)
 
         table = self.param("embedding", init, (self.vocabulary, self.width))
-        # Masked and not only initialised with zeros: no gradient may reach the padding's row.
+        # Masked, not only initialised with zeros: no gradient may reach the padding's row.
         return jnp.where((tokens != 0)[..., None], table[tokens], 0)
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of a text's embeddings, zeros of an empty text: int32 [B, L] -> float [B, width]."""
+    """The mean of a text's embeddings, 0 for an empty text: int32 [B, L] -> float [B, width]."""
 
     vocabulary: int
     width: int
@@ -100,7 +100,7 @@ class FastText(nn.Module):
 class Recurrence(nn.Module):
     """One recurrent layer, initialised as torch's: uniform within +-1/sqrt(width).
 
-    float [T, B, D] -> [T, B, width]; `steps` as of `ops.lstm`. Parameters "kernel"
+    float [T, B, D] -> [T, B, width]; `steps` as for `ops.lstm`. Parameters are "kernel"
     [D, G width], "bias", "recurrent_kernel" and "recurrent_bias".
     """
 
@@ -125,7 +125,7 @@ class Recurrence(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Layers of one width, whose state at the last token are the features: HtFLlib's LSTM and GRU.
+    """HtFLlib's LSTM and GRU: layers of one width, with the state at the last token as features.
 
     int32 [B, L] -> float [B, width]. An LSTM's state goes through a ReLU.
     """
@@ -156,7 +156,7 @@ class Recurrent(nn.Module):
 
 
 class BiLSTM(nn.Module):
-    """The states of both directions behind the whole text, through a linear layer.
+    """The states of both directions after the whole text, through a linear layer.
 
     HtFLlib's BiLSTM: int32 [B, L] -> float [B, width].
     """
@@ -178,7 +178,7 @@ class BiLSTM(nn.Module):
 
 
 def backwards(tokens: jax.Array, last: jax.Array) -> jax.Array:
-    """Reverses each text, its padding staying behind it.
+    """Reverses each text, and keeps its padding at the end.
 
     Args:
       tokens: int [B, L].
@@ -188,12 +188,12 @@ def backwards(tokens: jax.Array, last: jax.Array) -> jax.Array:
       int [B, L], each text from its last token to its first.
     """
     place = last[:, None] - jnp.arange(tokens.shape[1])
-    # Places behind the text would be negative: they read the first token and are masked.
+    # Positions past the text would be negative: they read the first token and are masked.
     return jnp.where(place >= 0, jnp.take_along_axis(tokens, jnp.maximum(place, 0), 1), 0)
 
 
 def last_token(tokens: jax.Array) -> jax.Array:
-    """Returns the place of each text's last token that is not 0, int32 [B]; 0 for an empty text."""
+    """Returns the index of each text's last token that is not 0, int32 [B]; 0 for an empty text."""
     return jnp.where(tokens != 0, jnp.arange(tokens.shape[1], dtype=jnp.int32), 0).max(1)
 
 
@@ -227,8 +227,8 @@ def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 
 class MaskedAttention(nn.Module):
     """softmax(Q K^T / sqrt(D / heads)) V of each head over the seen tokens, then a linear layer.
 
-    float [B, T, D] and seen bool [B, T] -> [B, T, D]. Parameters as of `vits.SelfAttention`,
-    initialised as torch does.
+    float [B, T, D] and seen bool [B, T] -> [B, T, D]. Parameters as in `vits.SelfAttention`,
+    initialised as in torch.
     """
 
     heads: int
@@ -275,7 +275,7 @@ def _norm(name: str) -> nn.LayerNorm:
 def positions(length: int, width: int) -> np.ndarray:
     """Returns sinusoids, float64 [length, width].
 
-    Column 2 i is sin(t / 10000^(2 i / width)), and the cosine stands beside it.
+    Column 2 i is sin(t / 10000^(2 i / width)), and column 2 i + 1 the cosine.
     """
     angles = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, -1)[:, :width]

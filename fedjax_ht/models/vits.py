@@ -56,8 +56,8 @@ class SelfAttention(nn.Module):
 
     float [B, T, D] -> [B, T, D].
 
-    One matrix "in_proj" [D, 3 D] makes Q, K and V, in this order, and each of them lists its heads
-    one after another.
+    One matrix "in_proj" [D, 3 D] makes Q, K and V, in this order, each with its heads one after
+    another.
     """
 
     heads: int
@@ -75,7 +75,7 @@ class SelfAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut.
+    """Attention and a perceptron, each after a LayerNorm and with a shortcut.
 
     float [B, T, D] -> [B, T, D].
     """

@@ -8,8 +8,8 @@ from jaxtyping import Float
 
 if TYPE_CHECKING:
     Array = jax.Array
-else:  # jax takes NumPy's arrays as well, and whoever checks a call lets them pass
+else:  # jax also takes NumPy arrays, and runtime checks of calls must accept them
     Array = jax.Array | np.ndarray
 
 Scalar = Float[Array, ""] | float | int
-"""A number; one that varies between the runs of a program is an array."""
+"""A number, or an array if it varies between runs of a compiled program."""

@@ -1,18 +1,18 @@
 """Convolution, its transpose and pooling: by image patches, or XLA's own where that is faster.
 
 Under `vmap` over clients a native convolution becomes a grouped one, and the gradient of its kernel
-leaves the fast path of XLA's CPU backend: both are 10 to 20 times slower than a product of patches
-(benchmarks/results/conv_cpu.md). A pass that nobody differentiates, of one client, has neither: on
-a CPU most layers then take XLA's own convolution, which copies no patches (`native_pays`).
+leaves the fast path of XLA's CPU backend. Both are 10 to 20 times slower than a product of patches
+(benchmarks/results/conv_cpu.md). A pass of one client without a gradient has neither problem. On a
+CPU most layers then use XLA's own convolution, which copies no patches (`native_pays`).
 
-On GPUs the product becomes a batched one, which may lie in a CUDA graph; a ResNet-18 of native
+On GPUs the product becomes a batched one, which can be part of a CUDA graph. A ResNet-18 of native
 convolutions takes as many kernels, and XLA leaves cuDNN's outside the graph. The two have not been
-timed beside each other on one; the gradient of a grouped convolution is known to cost as much as if
-it had one group (github.com/jax-ml/jax/issues/13800).
+timed against each other on a GPU. The gradient of a grouped convolution is known to cost as much as
+if it had one group (github.com/jax-ml/jax/issues/13800).
 
-Kernel entries that would only ever meet padding are left out, which changes nothing but the work: a
-3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not
-nine.
+Kernel entries that only ever meet padding are dropped, which saves work and does not change the
+result. A 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that
+counts, not nine.
 
 The transposed convolution is the transpose of `conv2d`: a matrix product and shifted sums, with the
 gradients of these. Pooling is elementwise work on strided slices: `reduce_window` has a slow
@@ -47,8 +47,8 @@ class Axis(NamedTuple):
 
     Attributes:
       taps: the kernel's entries that meet data.
-      padding: pixels of padding before and behind that these need; negative where the last pixels
-        are never seen.
+      padding: pixels of padding before and after that these need; negative if the last pixels are
+        never seen.
     """
 
     taps: slice
@@ -71,8 +71,8 @@ def conv2d(
       kernel: float [h, w, C / groups, O], flax's layout.
       stride, padding: stride and zero padding in pixels, for both axes.
       groups: 1, or C with O = C for a depthwise convolution.
-      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare
-        with); None is patches, but on a CPU the faster one for a pass without gradient.
+      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, for
+        comparison); None takes patches, but on a CPU the faster one for a pass without gradient.
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
@@ -117,7 +117,7 @@ def conv2d(
 
 
 def native_pays(kernel: tuple[int, ...], smallest: int) -> bool:
-    """Returns whether XLA's own convolution is faster on a CPU where no gradient is taken.
+    """Returns whether XLA's own convolution is faster on a CPU, without a gradient.
 
     Measured on a Zen 4 at batches of 16 and 64 (benchmarks/results/conv_forward_cpu.md).
 
@@ -139,8 +139,7 @@ def native_pays(kernel: tuple[int, ...], smallest: int) -> bool:
 def _native_unless_differentiated(
     x: Float[Array, "B H W C"], kernel: Float[Array, "h w D O"], stride: int
 ) -> Float[Array, "B P Q O"]:
-    """Convolves without padding by XLA's own convolution, or by patches where a gradient follows
-    or where clients are vmapped."""
+    """Convolves without padding by XLA's own convolution; for gradients and vmap, by patches."""
 
     @jax.custom_batching.custom_vmap
     def convolve(x, kernel):
@@ -161,8 +160,10 @@ def _native_unless_differentiated(
 
 @functools.partial(_native_unless_differentiated.defjvp, symbolic_zeros=True)
 def _differentiated(stride: int, primals: tuple, tangents: tuple) -> tuple:
-    """Convolves by patches, and differentiates by those arguments that are differentiated: the
-    images of a first layer are not."""
+    """Convolves by patches, and differentiates only in the arguments with tangents.
+
+    The images of a first layer have none.
+    """
     moving = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
 
     def convolve(*moved):
@@ -208,7 +209,7 @@ def conv_transpose2d(
     stride: int = 1,
     padding: int = 0,
 ) -> Float[Array, "B P Q O"]:
-    """Convolves transposed with one stride and one padding, as torch's ConvTranspose2d does.
+    """Computes a transposed convolution with one stride and padding, as torch's ConvTranspose2d.
 
     Every pixel (p, q) adds x[p, q] @ kernel[i, j] to pixel (p stride + i - padding, q stride + j -
     padding) of the output.
@@ -234,7 +235,7 @@ def conv_transpose2d(
     out = jax.ShapeDtypeStruct((batch, out_height, out_width, kernel.shape[-1]), x.dtype)
 
     def convolve(y):
-        # A function that may be either form has no transpose.
+        # A function that chooses between two lowerings has no transpose.
         return conv2d(y, kernel.swapaxes(-1, -2), stride, padding, lowering="patches")
 
     (y,) = jax.linear_transpose(convolve, out)(x)
@@ -251,15 +252,15 @@ def max_pool(
 ) -> Float[Array, "B ... C"]:
     """Takes the maximum of square windows, with torch's MaxPool2d rules for the output size.
 
-    A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for
-    2x2 windows.
+    Apply a ReLU after it, not before: the values are the same, at a quarter of the work for 2x2
+    windows.
 
     Args:
       x: float [B, H, W, C].
       window, stride, padding: numbers of pixels, for each axis; padding is -inf.
       ceil: True also takes a last window that begins inside the image (or its left padding) and
         ends outside.
-      axes: the axes that are pooled; the others stay as they are.
+      axes: the axes to pool.
 
     Returns:
       float [B, H', W', C].
@@ -296,8 +297,8 @@ def adaptive_pool(x: Float[Array, "... L"], width: int) -> Float[Array, "... {wi
     """Averages features to another width: float [..., L] -> [..., width].
 
     Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's
-    AdaptiveAvgPool1d: windows overlap where `width` does not divide L, and repeat features where it
-    is larger.
+    AdaptiveAvgPool1d. Windows overlap if `width` does not divide L, and repeat features if it is
+    larger.
 
     Example:
       >>> import jax.numpy as jnp

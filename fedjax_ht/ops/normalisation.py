@@ -1,7 +1,7 @@
 """Batch normalisation in two passes over the batch: its statistics, and the gradient's sums.
 
-On a GPU a pass is a kernel and the wait for it. What JAX derives takes four in a forward and six in
-a backward pass.
+On a GPU, each pass over the batch costs a kernel and the wait for it. JAX's own derivatives take
+four such passes forward and six backward.
 """
 
 import functools
@@ -35,15 +35,15 @@ def batch_norm(
 
     Returns:
       The normalised batch, float [B, ..., C]; mean and biased variance per channel, float [C] each,
-      0 where no sample is real. Gradients go through all three.
+      0 if no sample is real. Gradients go through all three.
     """
     return _forward(x, scale, bias, real, epsilon)[0]
 
 
 def _forward(x, scale, bias, real, epsilon):
     rows, count = _real_rows(x, real)
-    # Squares are summed around one of the values, so that nothing cancels however far the mean is
-    # from zero.
+    # Squares are summed around one of the values, to avoid cancellation if the mean is far from
+    # zero.
     centre = x[(jnp.argmax(real), *(0,) * (x.ndim - 2))]
     shifted = jnp.where(rows, x - centre, 0)
     # Both sums in one reduction, which is one pass over the batch.
@@ -61,7 +61,7 @@ def _backward(epsilon, saved, upstream):
     rows, count = _real_rows(x, real)
     unit = (x - mean) * inverse
     by_bias, by_scale = jnp.stack([dy, dy * unit]).sum(tuple(range(1, x.ndim)))
-    # Every sample moves the output of all through mean and variance, which only the real ones make.
+    # Real samples move the outputs of all through mean and variance; padding does not.
     through_mean = dmean - scale * inverse * by_bias
     through_var = 2 * dvar / inverse - scale * inverse * by_scale
     through = (through_mean + unit * through_var) / count

@@ -1,8 +1,8 @@
 """Convolutions without padding as matrix products of image patches.
 
-On a CPU a kernel of few channels in and out makes several neighbouring outputs at once
+On a CPU a kernel with few input and output channels computes several neighbouring outputs at once
 (`columns_at_once`). Their patches overlap, so that fewer numbers are copied, and the product is
-wider, at the price of multiplying by some zeros: the network of PyTorch's tutorial, whose
+wider, at the price of multiplying by some zeros. The network of PyTorch's tutorial, whose
 convolutions have 6 and 16 features, trains a third faster.
 """
 
@@ -23,7 +23,7 @@ LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all 
 CACHED = 2 << 20
 # scope that tells metrics.flops how many of a product's factors are not zeros
 MULTIPLIED = "multiplied_{}_of_{}"
-# kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
+# kernel entries up to which all patches are cut at once: one GPU kernel fewer, as fast on CPU
 AT_ONCE = 9
 
 
@@ -42,21 +42,20 @@ def convolve_in_cache(
     size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
     images = images_at_once(batch, size)
     if images < batch:
-        # The gradient makes a block's patches again: from memory they would come more slowly.
-        # Inside a loop XLA cannot undo that, so that no barrier against it is needed.
+        # The gradient recomputes a block's patches, which is faster than loading them from memory.
+        # Inside a loop XLA cannot undo that, so that no barrier is needed.
         convolve = jax.checkpoint(convolve, prevent_cse=False)
     with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
         out = in_blocks(convolve, x, images)
-    # `columns` outputs that lie side by side are the product's columns, in this order: nothing
-    # moves.
+    # The product's columns are `columns` neighbouring outputs, already in order: nothing is copied.
     return out.reshape(batch, out_height, out_width, kernel.shape[3])
 
 
 def columns_at_once(out_width: int, channels: int, features: int) -> int:
-    """Returns how many neighbouring outputs of a row to compute as one; they divide the row.
+    """Returns how many neighbouring outputs of a row to compute as one, a divisor of the row.
 
     Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays
-    for the few channels of first layers, and costs more than it saves where products are large
+    for the few channels of first layers, and costs more than it saves for products that are large
     anyway.
     """
     if features > 32 or channels * features > 256:
@@ -81,7 +80,7 @@ def _widen(kernel: Array, columns: int, stride: int) -> Array:
 
 
 def in_blocks(convolve: Callable[[Array], Array], x: Array, images: int) -> Array:
-    """Convolves so many images at a time, one of the batch's divisors."""
+    """Convolves `images` images at a time, a divisor of the batch."""
     if images == len(x):
         return convolve(x)
     out = lax.map(convolve, x.reshape(-1, images, *x.shape[1:]))
@@ -96,7 +95,7 @@ def images_at_once(batch: int, size: int) -> int:
       size: bytes of one image's patches.
 
     Returns:
-      The batch where it is small, else its largest divisor whose patches stay in the cache, or 1.
+      The batch if it is small, else its largest divisor whose patches stay in the cache, or 1.
     """
     if batch * size <= LARGE:
         return batch
@@ -126,9 +125,9 @@ def convolve_patches(
 def convolve_depthwise(
     x: Float[Array, "B H W C"], kernel: Float[Array, "h w 1 C"], stride: int
 ) -> Float[Array, "B P Q C"]:
-    """Convolves each channel by itself, without padding, as a sum of shifted products.
+    """Convolves each channel separately, without padding, as a sum of shifted products.
 
-    Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
+    So is its input gradient, four times faster than the sum of padded slices that JAX derives.
     """
     height, width = kernel.shape[:2]
     taps = _taps(x, height, width, (stride, stride))  # at least one, so that the sum is an array
@@ -145,8 +144,7 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], upstream: Array
     products = [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
     # Stacked before they are summed: one reduction for all of the kernel's entries.
     sums = jnp.stack(products).sum((1, 2, 3))
-    # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned
-    # around.
+    # Full correlation of the upstream gradient, dilated by the stride, with the flipped kernel.
     reach = []
     for axis, size in ((1, height), (2, width)):
         behind = x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride

@@ -1,7 +1,7 @@
-"""Matrix products in the precision that jax is set to, and Euclidean distances.
+"""Matrix products in JAX's configured precision, and Euclidean distances.
 
 A product is of float32, or of bfloat16 factors with float32 sums. The gradients of distances stay
-finite where two points meet.
+finite if two points coincide.
 """
 
 from typing import Any
@@ -18,9 +18,8 @@ def product(a: Num[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*
     """Computes a @ b: float32 [..., K] and [K, N] -> float32 [..., N], and its gradients likewise.
 
     Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the
-    sums stay float32, on every kind of device: XLA takes that setting for a hint, which a GPU reads
-    as TF32 and a CPU not at all. Weights, activations and everything that is summed or updated keep
-    float32.
+    sums stay float32, on every kind of device. XLA itself treats that setting as a hint, which a
+    GPU reads as TF32 and a CPU ignores. Weights, activations, sums and updates keep float32.
     """
     rows, (ins, outs) = a.reshape(-1, a.shape[-1]), b.shape
     config: Any = jax.config  # declares none of its options
@@ -32,13 +31,13 @@ def product(a: Num[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*
 
 
 def _narrow(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
-    """Multiplies many rows by a tall matrix, as where a convolution's patches meet its kernel.
+    """Multiplies many rows by a tall matrix, such as a convolution's patches by its kernel.
 
-    By b's transpose, and so b's gradient comes as [N, K], too: XLA's CPU product takes up to twice
-    as long for [K, N], whose long side is not the one that lies in memory order. A linear layer's
-    few rows are not worth it: its update would read the turned gradient against memory order.
+    The product is by b's transpose, so that b's gradient is also [N, K]. XLA's CPU product takes up
+    to twice as long for [K, N], whose long side is not contiguous in memory. It does not pay for a
+    linear layer's few rows: the update would read the transposed gradient against memory order.
     """
-    # Without the barrier XLA would turn both back.
+    # Without the barrier XLA would undo both transposes.
     return lax.dot_general(a, lax.optimization_barrier(b.T), (((1,), (1,)), ((), ())))
 
 
@@ -52,7 +51,7 @@ def _multiply(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M
 
 
 def _forward(a: Array, b: Array):
-    # What is kept for the gradient is rounded already, half as large.
+    # Residuals for the gradient are stored rounded, at half the size.
     a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
     return _multiply(a, b), (a, b)
 
@@ -74,9 +73,9 @@ def safe_norm(squared: Float[Array, "..."], epsilon: float = 1e-12) -> Float[Arr
 def squared_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Array, "M N"]:
     """Computes squared Euclidean distances between rows: float [M, K], [N, K] -> [M, N], >= 0.
 
-    Expands the square, so that the work is one matrix product; rounding may push a tiny square
-    below zero, which is cut off. Full float32 products always: a cancelling sum has no digits to
-    spare for TF32.
+    Expands the square, so that the work is one matrix product. Rounding may push a tiny square
+    below zero; it is clipped. Products are always in full float32: a cancelling sum has no digits
+    to spare for TF32.
     """
     squared = (
         jnp.sum(a * a, -1)[:, None]

@@ -1,8 +1,8 @@
-"""Recurrent layers along time, a chunk of steps at a time, without those that are padding for all.
+"""Recurrent layers along time, in chunks of steps; chunks that are padding for all are skipped.
 
-The gates' inputs of a chunk of steps come from one matrix product before its steps. Backwards, all
-that depends on stored activations alone is worked out for the chunk at once, and so are the
-gradients of its inputs and of the weights: what is left of a step is one product and a few
+One matrix product computes the gates' inputs of a chunk before its steps. In the backward pass,
+everything that depends on stored activations alone is computed for the chunk at once, as are the
+gradients of its inputs and of the weights. A step is left with one product and a few
 multiplications.
 """
 
@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from fedjax_ht.ops.arrays import Array
 from fedjax_ht.ops.products import product
 
-# steps; a product of so many rows times the batch runs at full speed, and little is padding
+# steps; a product of this many rows times the batch runs at full speed, with little padding
 CHUNK = 20
-UNROLL = 4  # of them a turn of the loop: 3 to 6 % less time on CPU
+UNROLL = 4  # steps per turn of the loop: 3 to 6 % less time on CPU
 PyTree = Any
 
 
@@ -29,7 +29,7 @@ class RecurrentWeights(NamedTuple):
 
     Attributes:
       kernel, bias: weights of the inputs, float [D, G H] and [G H].
-      recurrent, recurrent_bias: weights of the state before, float [H, G H] and [G H].
+      recurrent, recurrent_bias: weights of the previous state, float [H, G H] and [G H].
     """
 
     kernel: Array
@@ -42,7 +42,7 @@ class _Cell(NamedTuple):
     """The two passes through a chunk of one kind of layer.
 
     Attributes:
-      states: number of arrays [B, H] that a chunk hands on, the first of them h.
+      states: number of arrays [B, H] that a chunk passes on, the first of them h.
       forward: (weights, states, x [C, B, D]) -> (states, (h [C, B, H], arrays for `backward`)).
       backward: (weights, gradients of the states after it, gradient of h, x, these arrays) ->
         (gradients of the states before it, of x, of the weights).
@@ -65,8 +65,8 @@ def lstm(
     Args:
       weights: gates in the order i, f, g, o.
       x: float [T, B, D].
-      steps: int32 scalar, not differentiated; from this step on all is padding, where h is not
-        right and no gradient comes to it.
+      steps: int32 scalar, not differentiated; from this step on all is padding, where h is
+        undefined and gets no gradient.
 
     Returns:
       h float [T, B, H]; it starts from zeros.
@@ -77,7 +77,7 @@ def lstm(
 def gru(
     weights: RecurrentWeights, x: Float[Array, "T B D"], steps: Int[Array, ""]
 ) -> Float[Array, "T B H"]:
-    """Runs gated recurrent units as torch defines them: the reset gate acts behind the product.
+    """Runs gated recurrent units as torch defines them: the reset gate acts after the product.
 
     After Cho et al., EMNLP 2014:
     p = x_t kernel + bias, q = h_{t-1} recurrent + recurrent_bias;  r, z = sigmoid(p + q), n =
@@ -85,7 +85,7 @@ def gru(
 
     Args:
       weights: gates in the order r, z, n.
-      x, steps: inputs and numbers of steps, as for `lstm`.
+      x, steps: inputs and number of steps, as for `lstm`.
 
     Returns:
       h float [T, B, H]; it starts from zeros.
@@ -97,8 +97,8 @@ def gru(
 def longest(lengths: Int[Array, "..."]) -> Int[Array, ""]:
     """Returns the largest of int32 [...]; under `vmap` that of all lanes.
 
-    The samples of several clients then have one number of steps, so that the loop's condition stays
-    a scalar and skipped chunks are skipped.
+    All clients then have the same number of steps, so that the loop's condition stays a scalar and
+    chunks are really skipped.
     """
     return lengths.max()
 
@@ -152,7 +152,7 @@ _layer.defvjp(_layer_forward, _layer_backward)
 def _by_chunks(chunk: Callable, start: PyTree, inputs: PyTree, steps: Array, reverse: bool = False):
     """Scans over chunks; those at `steps` or later change nothing and return zeros.
 
-    On a GPU, where a branch waits for the host, all run.
+    On a GPU, where a branch waits for the host, all chunks run.
     """
 
     def zeros(x):
@@ -174,7 +174,7 @@ def _by_chunks(chunk: Callable, start: PyTree, inputs: PyTree, steps: Array, rev
 
 
 def _chunks(x: Array) -> Array:
-    """Cuts [T, ...] into [chunks, steps, ...], with zeros behind the end."""
+    """Cuts [T, ...] into [chunks, steps, ...], with zeros after the end."""
     length = min(CHUNK, len(x))
     x = jnp.pad(x, [(0, -len(x) % length), *[(0, 0)] * (x.ndim - 1)])
     return x.reshape(-1, length, *x.shape[1:])
@@ -209,7 +209,7 @@ def _gradients(weights: RecurrentWeights, x: Array, before: Array, inner: Array,
 
 
 def _lstm_chunk(weights: RecurrentWeights, states, x: Array):
-    # sigmoid(x) = (tanh(x / 2) + 1) / 2, so that one tanh serves all gates; halving rounds nothing.
+    # sigmoid(x) = (tanh(x / 2) + 1) / 2, so that one tanh serves all gates; halving is exact.
     scale = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], x.dtype), weights.recurrent.shape[0])
     offset, recurrent = 1 - scale, weights.recurrent * scale
     gates = _affine(x, weights.kernel * scale, (weights.bias + weights.recurrent_bias) * scale)
