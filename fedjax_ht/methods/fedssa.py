@@ -32,7 +32,7 @@ Settled here:
   experiments/configs/cifar10_class_shares.py.
 * The fused row is not a convex combination, as in Eq. 4. Where all clients take part together, a
   row that learns nothing grows by the product of all 1 + mu_t; where they take turns, by a few
-  times that, since newcomers go on fusing into rows that others have lengthened. Settings whose
+  times that, since newcomers keep fusing into rows that others have lengthened. Settings whose
   product passes MOST_GROWTH are refused, but for stored rows by global rounds, of which a client
   fuses in few. With the rows of the uploaders alone, each round's mean compounds on the last one's,
   however many rounds newcomers take to come: without stored rows only global rounds count. Rows

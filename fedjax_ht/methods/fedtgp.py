@@ -113,7 +113,7 @@ def fedtgp(
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
       margin: a fixed margin, an ablation; 0 is the standard contrastive loss. None takes the
         adaptive margin.
-      use_f: True trains the prototypes behind F; False, an ablation, the prototypes themselves.
+      use_f: True trains the prototypes through F; False, an ablation, the prototypes themselves.
 
     Returns:
       The method; its `check` rejects models whose feature widths differ.

@@ -1,5 +1,7 @@
-"""Flax modules, each a feature extractor and a head, and the papers' groups of models for clients.
-The public names are in __init__.pyi."""
+"""Flax modules, each a feature extractor and a head, and the papers' groups of client models.
+
+The public names are in __init__.pyi.
+"""
 
 import lazy_loader
 

@@ -259,7 +259,7 @@ def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> 
     shares = shares / jnp.where(total > 0, total, 1)
 
     def mean(x, before):
-        above = (1,) * (x.ndim - 2)  # axes behind the rows
+        above = (1,) * (x.ndim - 2)  # axes after the rows
         sums = weighted_sum(x, shares.reshape(*shares.shape, *above))
         return jnp.where((total > 0).reshape(-1, *above), sums, before)
 

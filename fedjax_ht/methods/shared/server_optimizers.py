@@ -1,7 +1,7 @@
-"""Server optimisers around methods whose server averages parameters: FedAvgM (Hsu et al., 2019),
-FedAdagrad, FedAdam and FedYogi (Reddi et al., ICLR 2021).
+"""Server optimisers for methods whose server averages parameters.
 
-With D the mean of the uploads minus the server's parameters w:
+They are FedAvgM (Hsu et al., 2019), FedAdagrad, FedAdam and FedYogi (Reddi et al., ICLR 2021). With
+D the mean of the uploads minus the server's parameters w:
 
     fedavgm     u <- beta u + D;                w <- w + eta u
     adaptive    m <- b1 m + (1 - b1) D;         w <- w + eta m / (sqrt(v) + tau)

@@ -130,7 +130,7 @@ def spread(part: PyTree, axes: PyTree, plan: Plan, widths: dict[str, int]) -> Py
 
 
 def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: float) -> PyTree:
-    """Cuts the first channels of every group out of a model, as many as a rate says.
+    """Cuts out the first channels of every group, the slice of a width rate.
 
     Args:
       params: the parameters of the model, or of a slice that is at least as wide.
