@@ -6,6 +6,7 @@ JSON for each: how it ended, in how many seconds, with how much memory.
 
 import contextlib
 import functools
+import io
 import json
 import os
 import pickle
@@ -26,6 +27,9 @@ from fedjax_ht.lab.safe.limits import PICKLE_STEPS
 
 Attack = Callable[[Path], tuple[str, str]]
 """Writes files into a folder; returns how they are read, see `attacks.read`."""
+
+Content = bytes | Callable[[], bytes]
+"""The content of a file, or a function that makes it when the file is written."""
 
 HUGE = 4_000_000_000
 _BLOCK = 1 << 20
@@ -48,13 +52,8 @@ def deflated_zeros(size: int, start: bytes = b"") -> bytes:
 
 def gzip_bomb(size: int, start: bytes = b"") -> bytes:
     """A gzip file, but for its sum."""
-    return (
-        b"\x1f\x8b\x08"
-        + bytes(7)
-        + deflated_zeros(size, start)
-        + bytes(4)
-        + struct.pack("<I", size % (1 << 32))
-    )
+    content = b"\x1f\x8b\x08" + bytes(7) + deflated_zeros(size, start)
+    return content + bytes(4) + struct.pack("<I", size % (1 << 32))
 
 
 def zip_bomb(
@@ -65,30 +64,17 @@ def zip_bomb(
     `says` is what it gives as the bomb's size, if that is another.
     """
     entries = {name: (deflated_zeros(size, start), size if says is None else says)}
-    entries |= {
-        other: (deflated_zeros(len(content), content), len(content))
-        for other, content in plain.items()
-    }
+    for other, content in plain.items():
+        entries[other] = deflated_zeros(len(content), content), len(content)
     local, directory = b"", b""
     for name, (content, says) in entries.items():
         sizes = (zlib.crc32(plain.get(name, b"")), len(content), says, len(name), 0)
         common = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 33, *sizes)
-        directory += (
-            b"PK\x01\x02"
-            + struct.pack("<H", 20)
-            + common
-            + bytes(10)
-            + struct.pack("<I", len(local))
-        )
-        directory += name.encode()
+        place = bytes(10) + struct.pack("<I", len(local))
+        directory += b"PK\x01\x02" + struct.pack("<H", 20) + common + place + name.encode()
         local += b"PK\x03\x04" + common + name.encode() + content
-    count = len(entries)
-    return (
-        local
-        + directory
-        + b"PK\x05\x06"
-        + struct.pack("<4H2IH", 0, 0, count, count, len(directory), len(local), 0)
-    )
+    ends = (0, 0, len(entries), len(entries), len(directory), len(local), 0)
+    return local + directory + b"PK\x05\x06" + struct.pack("<4H2IH", *ends)
 
 
 def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -98,10 +84,8 @@ def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 def npy_header(shape: str, dtype: str = "|u1") -> bytes:
-    text = (
-        f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
-        + b"\n"
-    )
+    fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    text = fields.ljust(117).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
@@ -115,10 +99,10 @@ def bombs(size: int) -> dict[str, Attack]:
     tiny = functools.partial(dataset_file, "tiny-imagenet-200.zip", "tiny_imagenet")
     own = functools.partial(dataset_file, "x.npz", "npz:x.npz")
     image, har = "train/n1/images/a.JPEG", "train/Inertial Signals/body_acc_x_train.txt"
+    pamap2 = zip_bomb("Protocol/subject101.dat", size)
     long_name = tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME)
     long_header = b"\x93NUMPY\x02\x00\xff\xff\xff\xff"
     client = zip_bomb("data.npy", size, npy_header("()", "|O"))
-    config = {"config.json": b'{"num_clients": 1, "num_classes": 2}'}
     return {
         "idx.gz": dataset_file("train-images-idx3-ubyte.gz", "mnist", gzip_bomb(size, idx)),
         "tar.gz": cifar(gzip_bomb(size, tar_header("c/data_batch_1", size - 512))),
@@ -128,86 +112,76 @@ def bombs(size: int) -> dict[str, Attack]:
         "zip": tiny(zip_bomb(image, size)),
         "zip that lies": tiny(zip_bomb(image, size, says=100)),
         "sensors' zip": dataset_file("UCI HAR Dataset.zip", "har", zip_bomb(har, size)),
-        "recordings' zip": dataset_file(
-            "PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)
-        ),
+        "recordings' zip": dataset_file("PAMAP2_Dataset.zip", "pamap2", pamap2),
         "npz": own(npz),
         "npz, a long header": own(zip_bomb("images.npy", size, long_header, **labels)),
-        "client's npz": dataset_file("train/0.npz", "client_folders:.", client, **config),
+        "client's npz": dataset_file("train/0.npz", "client_folders:.", client, **CONFIG),
         "csv.gz": dataset_file("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
         "weights": file_of_kind("weights", "x.pth", zip_bomb("top/data.pkl", size)),
         "generator": file_of_kind("generator", "x.npz", zip_bomb("metadata.npy", size)),
     }
 
 
-def dataset_file(file: str, dataset: str, content: bytes, **siblings: bytes) -> Attack:
+CONFIG = {"config.json": b'{"num_clients": 1, "num_classes": 2}'}
+"""The file beside the folders of one client."""
+
+
+def dataset_file(file: str, dataset: str, content: Content, **siblings: Content) -> Attack:
     """Returns an attack by files of a data set; `siblings` are more of them."""
 
     def write(folder):
-        for name, body in {file: content, **siblings}.items():
+        for name, each in {file: content, **siblings}.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(body)
+            (folder / name).write_bytes(each() if callable(each) else each)
         return "dataset", dataset
 
     return write
 
 
-def file_of_kind(kind: str, file: str, content: bytes) -> Attack:
+def file_of_kind(kind: str, file: str, content: Content) -> Attack:
     """Returns an attack by a file of weights or of a generator."""
 
     def write(folder):
-        (folder / file).write_bytes(content)
+        (folder / file).write_bytes(content() if callable(content) else content)
         return kind, str(folder / file)
 
     return write
 
 
-def _npz(folder: Path, **arrays) -> tuple:
-    np.savez(folder / "x.npz", **arrays)
-    return "dataset", "npz:x.npz"
+def _zipped(compression: int = zipfile.ZIP_STORED, **entries: bytes) -> bytes:
+    """An honest zip file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return file.getvalue()
 
 
 def _entry(content: bytes) -> Attack:
     """An .npz whose images are this .npy file."""
-
-    def write(folder):
-        with zipfile.ZipFile(folder / "x.npz", "w") as archive:
-            archive.writestr("images.npy", content)
-            archive.writestr("labels.npy", npy_header("(1,)") + b"\0")
-        return "dataset", "npz:x.npz"
-
-    return write
+    entries = {"images.npy": content, "labels.npy": npy_header("(1,)") + b"\0"}
+    return dataset_file("x.npz", "npz:x.npz", _zipped(**entries))
 
 
-def _repeated(file: str, dataset: str, *pieces: tuple[bytes, int]) -> Attack:
-    """A file of byte strings, each so many times; made when it is written."""
-
-    def write(folder):
-        content = b"".join(piece * count for piece, count in pieces)
-        return dataset_file(file, dataset, content)(folder)
-
-    return write
+def _numbers(count: int, form: bytes) -> bytes:
+    return b"".join(form.replace(b"%d", b"%d" % i) for i in range(count))
 
 
-_config = functools.partial(_repeated, "config.json", "client_folders:.")
-_recording = functools.partial(_repeated, "Protocol/subject101.dat", "pamap2")
-_table = functools.partial(_repeated, "x.csv", "csv:x.csv")
-_texts = functools.partial(_repeated, "x.csv", "text:x.csv")
+def _different_words() -> bytes:
+    lines = []
+    for first in range(0, 3_000_000, 30):
+        names = [b"%x" % i for i in range(first, first + 30)]
+        lines.append(b"1,%s\n" % b" ".join(names))
+    return b"".join(lines)
 
 
-def _png(folder: Path) -> tuple:
+def _png() -> bytes:
     def chunk(kind, x):
         return struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x))
 
-    head = struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0)
-    (folder / "a").mkdir()
-    content = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
-    )
-    (folder / "a/1.png").write_bytes(content + chunk(b"IEND", b""))
-    return "dataset", "folder:."
+    head = chunk(b"IHDR", struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
+    return b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b"")
 
 
 def _zeros(folder: Path) -> tuple:
@@ -216,12 +190,11 @@ def _zeros(folder: Path) -> tuple:
     return "dataset", "mnist"
 
 
-def _sparse(folder: Path) -> tuple:
+def _sparse() -> bytes:
     header = bytearray(tar_header("c/data_batch_1", 0, tarfile.GNUTYPE_SPARSE))
     header[483:495] = b"%011o\0" % (HUGE - 1)  # its size when it is unpacked
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
-    (folder / "cifar-10-python.tar").write_bytes(bytes(header) + bytes(1024))
-    return "dataset", "cifar10"
+    return bytes(header) + bytes(1024)
 
 
 def _loop(folder: Path) -> tuple:
@@ -233,113 +206,83 @@ def _loop(folder: Path) -> tuple:
     return "dataset", "folder:."
 
 
-def _leaf(*pieces: tuple[bytes, int]) -> Attack:
-    def write(folder):
-        (folder / "shakespeare/test").mkdir(parents=True)
-        (folder / "shakespeare/test/a.json").write_text('{"users": [], "user_data": {}}')
-        return _repeated("shakespeare/train/a.json", "leaf:shakespeare", *pieces)(folder)
-
-    return write
-
-
 def _large_label(folder: Path) -> tuple:
-    return _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9])
+    np.savez(folder / "x.npz", images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9])
+    return "dataset", "npz:x.npz"
 
 
-def _numbers(count: int, form: bytes) -> bytes:
-    return b"".join(form.replace(b"%d", b"%d" % i) for i in range(count))
-
-
-def _many_columns(folder: Path) -> tuple:
-    return _table((_numbers(1_000_000, b"%d,") + b"y\n", 1))(folder)
-
-
-def _many_labels(folder: Path) -> tuple:
-    return _table((b"a,y\n" + _numbers(1_000_000, b"%d,%d\n"), 1))(folder)
-
-
-def _many_classes(folder: Path) -> tuple:
-    return _texts((_numbers(500_000, b"%d,a\n"), 1))(folder)
-
-
-def _many_words(folder: Path) -> tuple:
-    lines = []
-    for first in range(0, 3_000_000, 30):
-        names = [b"%x" % i for i in range(first, first + 30)]
-        lines.append(b"1,%s\n" % b" ".join(names))
-    return _texts((b"".join(lines), 1))(folder)
-
-
-CLAIMS: dict[str, Attack] = {
-    "a text of one line": _recording((b"1 ", 100 << 20)),
-    "a text of long lines": _recording((b"1 " * 54 + b"\n" + b"1 " * 10**7, 10)),
-    "labels of 100 MB": _repeated("train/y_train.txt", "har", (b"1\n", 50 << 20)),
+_config = functools.partial(dataset_file, "config.json", "client_folders:.")
+_recording = functools.partial(dataset_file, "Protocol/subject101.dat", "pamap2")
+_table = functools.partial(dataset_file, "x.csv", "csv:x.csv")
+_texts = functools.partial(dataset_file, "x.csv", "text:x.csv")
+_leaf = functools.partial(
+    dataset_file,
+    "shakespeare/train/a.json",
+    "leaf:shakespeare",
+    **{"shakespeare/test/a.json": b'{"users": [], "user_data": {}}'},
+)
+CLAIMS: dict[str, Attack] = {  # large contents are made when they are written
+    "a text of one line": _recording(lambda: b"1 " * (100 << 20)),
+    "a text of long lines": _recording(lambda: (b"1 " * 54 + b"\n" + b"1 " * 10**7) * 10),
+    "labels of 100 MB": dataset_file("train/y_train.txt", "har", lambda: b"1\n" * (50 << 20)),
     "label of 10^9": _large_label,
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
     "array of 10^40": _entry(npy_header(f"({'9' * 20}, {'9' * 20})") + bytes(10)),
     "header in brackets": _entry(npy_header("(" * 5000)),
     "header of signs": _entry(npy_header("-" * 9000 + "1")),
     "header half written": _entry(npy_header("'''")),
-    "10^12 classes": _config((b'{"num_clients": 1, "num_classes": 1000000000000}', 1)),
-    "10^12 clients": _config((b'{"num_clients": 1000000000000, "num_classes": 2}', 1)),
-    "JSON in brackets": _config((b"[", 10_000_000)),
-    "table of 20,000,000 rows": _table((b"a,y\n", 1), (b"1,2\n", 20_000_000)),
+    "10^12 classes": _config(b'{"num_clients": 1, "num_classes": 1000000000000}'),
+    "10^12 clients": _config(b'{"num_clients": 1000000000000, "num_classes": 2}'),
+    "JSON in brackets": _config(lambda: b"[" * 10_000_000),
+    "table of 20,000,000 rows": _table(lambda: b"a,y\n" + b"1,2\n" * 20_000_000),
     "table of 20,000,000 cells": _table(
-        (_numbers(99, b"%d,") + b"y\n", 1), (b"1," * 99 + b"2\n", 200_000)
+        lambda: _numbers(99, b"%d,") + b"y\n" + (b"1," * 99 + b"2\n") * 200_000
     ),
-    "table of a million labels": _many_labels,
-    "table of one long cell": _table((b"a,y\n", 1), (b"1", 100_000_000), (b",2\n", 1)),
-    "table of a million columns": _many_columns,
-    "LEAF in brackets": _leaf((b"[", 10_000_000)),
-    "LEAF of 100 MB": _leaf((b"[", 1), (b"[],", 33_000_000), (b"0]", 1)),
-    "LEAF of objects": _leaf((b"[", 1), (b'{"a":0},', 10_000_000), (b"0]", 1)),
-    "LEAF of one text": _leaf((b'{"users": ["', 1), (rb"\ud83d\ude00", 8_000_000), (b'"]}', 1)),
-    "texts of one word each": _texts((b"1,a\n", 30_000_000)),
-    "words that differ": _many_words,
-    "as many classes as texts": _many_classes,
-    "a CSV in quotes": _texts((b'1,"', 1), (b"a,", 30_000_000)),
-    "JSON of 100 MB": _config((b"[", 1), (b"[],", 33_000_000), (b"0]", 1)),
-    "image of 20,000 x 20,000": _png,
+    "table of a million labels": _table(lambda: b"a,y\n" + _numbers(1_000_000, b"%d,%d\n")),
+    "table of one long cell": _table(lambda: b"a,y\n" + b"1" * 100_000_000 + b",2\n"),
+    "table of a million columns": _table(lambda: _numbers(1_000_000, b"%d,") + b"y\n"),
+    "LEAF in brackets": _leaf(lambda: b"[" * 10_000_000),
+    "LEAF of 100 MB": _leaf(lambda: b"[" + b"[]," * 33_000_000 + b"0]"),
+    "LEAF of objects": _leaf(lambda: b"[" + b'{"a":0},' * 10_000_000 + b"0]"),
+    "LEAF of one text": _leaf(lambda: b'{"users": ["' + rb"\ud83d\ude00" * 8_000_000 + b'"]}'),
+    "texts of one word each": _texts(lambda: b"1,a\n" * 30_000_000),
+    "words that differ": _texts(_different_words),
+    "as many classes as texts": _texts(lambda: _numbers(500_000, b"%d,a\n")),
+    "a CSV in quotes": _texts(lambda: b'1,"' + b"a," * 30_000_000),
+    "JSON of 100 MB": _config(lambda: b"[" + b"[]," * 33_000_000 + b"0]"),
+    "image of 20,000 x 20,000": dataset_file("a/1.png", "folder:.", _png),
     "a file of 1 TiB": _zeros,
-    "sparse tar": _sparse,
+    "sparse tar": dataset_file("cifar-10-python.tar", "cifar10", _sparse),
     "links in a circle": _loop,
+}
+PIPES = {  # file -> the data set, or the kind of file, that it is read as
+    "train-images-idx3-ubyte.gz": "mnist",
+    "cifar-10-python.tar.gz": "cifar10",
+    "cifar-10-batches-py/data_batch_1": "cifar10",
+    "tiny-imagenet-200.zip": "tiny_imagenet",
+    "UCI HAR Dataset/train/y_train.txt": "har",
+    "Protocol/subject101.dat": "pamap2",
+    "x.npz": "npz:x.npz",
+    "a/b/1.png": "domains:.",
+    "config.json": "client_folders:.",
+    "x.csv": "csv:x.csv",
+    "y.csv": "text:y.csv",
+    "ag_news_test.csv": "ag_news_test",
+    "a/1.png": "folder:.",
+    "tfds/dataset_info.json": "tfds:tfds",
+    "x.pth": "weights",
+    "x.safetensors": "weights",
+    "x.pkl": "generator",
+    "y.npz": "generator",
 }
 
 
-def pipes() -> dict[str, Attack]:
-    """Pipes in the place of files, which nobody writes to."""
-    attacks = {}
-    for file, dataset in (
-        ("train-images-idx3-ubyte.gz", "mnist"),
-        ("cifar-10-python.tar.gz", "cifar10"),
-        ("cifar-10-batches-py/data_batch_1", "cifar10"),
-        ("tiny-imagenet-200.zip", "tiny_imagenet"),
-        ("UCI HAR Dataset/train/y_train.txt", "har"),
-        ("Protocol/subject101.dat", "pamap2"),
-        ("x.npz", "npz:x.npz"),
-        ("a/b/1.png", "domains:."),
-        ("config.json", "client_folders:."),
-        ("x.csv", "csv:x.csv"),
-        ("y.csv", "text:y.csv"),
-        ("ag_news_test.csv", "ag_news_test"),
-        ("a/1.png", "folder:."),
-        ("tfds/dataset_info.json", "tfds:tfds"),
-    ):
-        attacks[file] = functools.partial(_pipe, file, "dataset", dataset)
-    for file, kind in (
-        ("x.pth", "weights"),
-        ("x.safetensors", "weights"),
-        ("x.pkl", "generator"),
-        ("y.npz", "generator"),
-    ):
-        attacks[file] = functools.partial(_pipe, file, kind, "")
-    return attacks
-
-
-def _pipe(file: str, kind: str, dataset: str, folder: Path) -> tuple:
+def _pipe(file: str, folder: Path) -> tuple:
+    """A pipe in the place of a file, which nobody writes to."""
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(folder / file)
-    return kind, dataset or str(folder / file)
+    how = PIPES[file]
+    return (how, str(folder / file)) if how in ("weights", "generator") else ("dataset", how)
 
 
 def _int(opcode: bytes, value: int, length: int) -> bytes:
@@ -363,13 +306,12 @@ def _colliding(count: int) -> bytes:
     return b"}(" + b"".join(keys) + b"u"
 
 
+_ORDERED = b"ccollections\nOrderedDict\n](K\x01"
 PICKLES = {  # without the protocol in front and the stop behind
     "deep tuple as a key": b"}K\x01" + b"\x85" * 1_000_000 + b"K\x01s",
     "shared tuples as a key": b"}K\x01" + b"2\x86" * 100 + b"K\x01s",
     "shared tuples in a set": b"\x8f(K\x01" + b"2\x86" * 100 + b"\x90",
-    "shared tuples as an ordered key": b"ccollections\nOrderedDict\n](K\x01"
-    + b"2\x86" * 100
-    + b"K\x01\x86e\x85R",
+    "shared tuples as an ordered key": _ORDERED + b"2\x86" * 100 + b"K\x01\x86e\x85R",
     "nested lists": _named(b"]" * 1_000_000 + b"a" * 999_999),
     "shared lists": _named(b"]" + b"2\x86" * 100),
     "memo index 2^28": b"}" + _int(b"r", 1 << 28, 4),
@@ -389,43 +331,34 @@ PICKLES = {  # without the protocol in front and the stop behind
 }
 
 
-def _as_cifar(content: bytes, folder: Path) -> tuple:
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(content)
-    (folder / "batches.meta").write_bytes(content)
-    return "dataset", "cifar10"
+def _as_cifar(content: bytes) -> Attack:
+    names = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+    return dataset_file("batches.meta", "cifar10", content, **dict.fromkeys(names, content))
 
 
-def _as_client(content: bytes, folder: Path) -> tuple:
-    (folder / "config.json").write_text('{"num_clients": 1, "num_classes": 2}')
-    for split in ("train", "test"):
-        (folder / split).mkdir()
-        with zipfile.ZipFile(folder / split / "0.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("data.npy", npy_header("()", "|O") + content)
-    return "dataset", "client_folders:."
+def _as_client(content: bytes) -> Attack:
+    entries = {"data.npy": npy_header("()", "|O") + content}
+    part = functools.partial(_zipped, zipfile.ZIP_DEFLATED, **entries)
+    siblings = CONFIG | {"test/0.npz": part}
+    return dataset_file("train/0.npz", "client_folders:.", part, **siblings)
 
 
-def _as_weights(content: bytes, folder: Path) -> tuple:
-    with zipfile.ZipFile(folder / "x.pth", "w") as archive:
-        archive.writestr("top/data.pkl", content)
-    return "weights", str(folder / "x.pth")
+def _as_weights(content: bytes) -> Attack:
+    part = functools.partial(_zipped, **{"top/data.pkl": content})
+    return file_of_kind("weights", "x.pth", part)
 
 
-def _as_snapshot(content: bytes, folder: Path) -> tuple:
-    return file_of_kind("generator", "x.pkl", content)(folder)
+def _as_snapshot(content: bytes) -> Attack:
+    return file_of_kind("generator", "x.pkl", content)
 
 
 def pickles() -> Iterator[tuple[str, Attack]]:
     """Each pickle in every kind of file that is read as one."""
+    kinds = {"CIFAR": _as_cifar, "client": _as_client}
+    kinds |= {"weights": _as_weights, "snapshot": _as_snapshot}
     for name, content in PICKLES.items():
-        whole = b"\x80\x04" + content + b"."
-        for kind, write in (
-            ("CIFAR", _as_cifar),
-            ("client", _as_client),
-            ("weights", _as_weights),
-            ("snapshot", _as_snapshot),
-        ):
-            yield f"{name}, {kind}", functools.partial(write, whole)
+        for kind, attack in kinds.items():
+            yield f"{name}, {kind}", attack(b"\x80\x04" + content + b".")
 
 
 # that an attack may take, the latter above what the process has when it starts
@@ -434,7 +367,8 @@ SECONDS, BYTES = 20, 1 << 30
 
 def all_attacks() -> dict[str, Attack]:
     """All attacks by "class: name"."""
-    groups = {"bomb": bombs(HUGE), "claim": CLAIMS, "pickle": dict(pickles()), "pipe": pipes()}
+    pipes = {file: functools.partial(_pipe, file) for file in PIPES}
+    groups = {"bomb": bombs(HUGE), "claim": CLAIMS, "pickle": dict(pickles()), "pipe": pipes}
     attacks = {}
     for group, members in groups.items():
         for name, attack in members.items():

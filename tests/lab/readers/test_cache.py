@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_ht.lab.readers import image_folder
 from fedjax_ht.lab.readers import images as pile_module
 from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.registry import _load
@@ -21,9 +22,9 @@ from tests.lab.readers.source_files import encoded, pixels, sets, write
 ROOT = Path(__file__).parents[3]
 
 
-def load(name):
+def load(name, image_size=None):
     """Reads a set without the latest sets in memory."""
-    return _load.__wrapped__(name, None, ReadOptions(), "")
+    return _load.__wrapped__(name, None, ReadOptions(image_size), "")
 
 
 def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
@@ -49,10 +50,8 @@ def test_a_pile_puts_images_in_order(tmp_path, on_disk):
     def made(*images):
         return Pile(images, tmp_path / "x.npy" if on_disk else None)
 
-    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(
-        ["b", "a"]
-    )
-    np.testing.assert_array_equal(stacked, [colour, np.repeat(grey, 3, -1)])
+    pile = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour))
+    np.testing.assert_array_equal(pile.stack(["b", "a"]), [colour, np.repeat(grey, 3, -1)])
     assert made(("a", grey)).stack(["a"]).shape == (1, 2, 2, 1)
     with pytest.raises(ValueError, match="2 sizes"):
         made(("a", grey), ("b", pixels(2, 3, 1))).stack(["a", "b"])
@@ -62,18 +61,41 @@ def test_a_pile_puts_images_in_order(tmp_path, on_disk):
         made(("a", grey)).stack(["b"])
 
 
+def write_set(folder):
+    """Writes images that have the value 0 and are of class b, 1 of a, and 2 of b."""
+    for i, name in enumerate(["test/b/1", "train/a/1", "train/b/1"]):
+        write(folder / f"{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The folder of a set of three images; the user's cache is in `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    for i, name in enumerate(["a/1", "b/1", "b/2"]):
-        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+    write_set(tmp_path / "set")
     return tmp_path / "set"
+
+
+@pytest.fixture
+def fresh(folder, monkeypatch):
+    """Loads the set without the latest ones in memory; returns whether images were decoded, too."""
+    decoded, original = [], image_folder.decode_files
+
+    def decode(*arguments):
+        decoded.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(image_folder, "decode_files", decode)
+
+    def run(image_size=None):
+        decoded.clear()
+        return load(f"folder:{folder}", image_size), bool(decoded)
+
+    return run
 
 
 def assert_whole(folder: Path) -> None:
     dataset = load(f"folder:{folder}")
-    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [0, 1, 1]
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [1, 0, 1]
 
 
 def kept(folder: Path) -> list[str]:
@@ -109,7 +131,7 @@ load_dataset("folder:{folder}")
     assert [suffix for suffix in kept(folder) if suffix != ".tmp"] == [".npy", ".npz"]
     for path in (folder / ".fedjax_ht_cache").glob("*.tmp"):  # of a killed process, a day later
         os.utime(path, (time.time() - 100_000,) * 2)
-    write(folder / "b/2.png", encoded(np.full((4, 4), 2, np.uint8)) + b" ")
+    write(folder / "train/b/1.png", encoded(np.full((4, 4), 2, np.uint8)) + b" ")
     assert_whole(folder)
     assert kept(folder) == [".npy", ".npz"]  # neither those nor the images of before
 
@@ -130,41 +152,17 @@ def test_a_full_disk_keeps_nothing(folder, monkeypatch, tmp_path):
     assert kept(folder) == [] and not list((tmp_path / "user/fedjax_ht").iterdir())
 
 
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """Loads without the in-process cache, and tells whether images were decoded."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    decoded = []
-    module = sys.modules["fedjax_ht.lab.readers.image_folder"]
-    original = module.decode_files
-    monkeypatch.setattr(module, "decode_files", lambda *args: decoded.append(1) or original(*args))
-    load = sys.modules["fedjax_ht.lab.readers.registry"]._load.__wrapped__
-
-    def run(name, data_dir, image_size=None):
-        decoded.clear()
-        return load(name, data_dir, ReadOptions(image_size), ""), bool(decoded)
-
-    return run
-
-
-def _write_folder(root: Path) -> None:
-    for i, name in enumerate(["train/a/1", "train/b/1", "test/b/1"]):
-        write(root / f"{name}.png", encoded(np.full((4, 4), i, np.uint8)))
-
-
-def test_decoded_images_are_kept(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    first, decoded = fresh(f"folder:{root}", None)
+def test_decoded_images_are_kept(folder, fresh, tmp_path):
+    first, decoded = fresh()
     assert decoded
-    images, rest = sorted((root / ".fedjax_ht_cache").iterdir())  # nothing temporary is left
-    second, decoded = fresh(f"folder:{root}", None)
+    images, rest = sorted((folder / ".fedjax_ht_cache").iterdir())  # nothing temporary is left
+    second, decoded = fresh()
     assert not decoded and not (tmp_path / "user").exists()
     for field in ("inputs", "labels"):
         np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
     assert (second.name, second.class_names) == (first.name, first.class_names)
     assert sets(second) == {"train": [1, 2], "test": [0]}
-    assert fresh(f"folder:{root}", None, 2)[1]  # each size has a file of its own
+    assert fresh(2)[1]  # each size has a file of its own
     content = images.read_bytes()
     damaged = bytes([*content[:-1], content[-1] ^ 1])
     for file, wrong in (
@@ -176,42 +174,38 @@ def test_decoded_images_are_kept(tmp_path, fresh):
         file.unlink()  # the sets above still map it
         if wrong is not None:
             file.write_bytes(wrong)
-        third, decoded = fresh(f"folder:{root}", None)
+        third, decoded = fresh()
         assert decoded and images.read_bytes() == content
         np.testing.assert_array_equal(third.inputs, first.inputs)
-        assert not fresh(f"folder:{root}", None)[1]
+        assert not fresh()[1]
 
 
 @pytest.mark.parametrize("change", ["content", "time", "added", "removed"])
-def test_changed_files_are_decoded_again(tmp_path, fresh, change):
-    _write_folder(tmp_path)
-    fresh(f"folder:{tmp_path}", None)
-    path = tmp_path / "train/a/1.png"
+def test_changed_files_are_decoded_again(folder, fresh, change):
+    fresh()
+    path = folder / "train/a/1.png"
     if change == "content":
         write(path, encoded(pixels(4, 4)))
     elif change == "time":
         os.utime(path, (1, 1))
     elif change == "added":
-        write(tmp_path / "train/a/2.png", path.read_bytes())
+        write(folder / "train/a/2.png", path.read_bytes())
     else:
         path.unlink()
-    assert fresh(f"folder:{tmp_path}", None)[1]
-    assert not fresh(f"folder:{tmp_path}", None)[1]
+    assert fresh()[1]
+    assert not fresh()[1]
 
 
-def test_the_users_cache_serves_a_folder_that_cannot_be_written(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    write(root / ".fedjax_ht_cache", "a file where the folder would be")
-    assert fresh(f"folder:{root}", None)[1]
+def test_the_users_cache_serves_a_folder_that_cannot_be_written(folder, fresh, tmp_path):
+    write(folder / ".fedjax_ht_cache", "a file where the folder would be")
+    assert fresh()[1]
     assert len(list((tmp_path / "user/fedjax_ht").iterdir())) == 2
-    assert not fresh(f"folder:{root}", None)[1]
+    assert not fresh()[1]
 
 
-def test_nothing_writable_is_no_error(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    for path in (root / ".fedjax_ht_cache", tmp_path / "user"):
+def test_nothing_writable_is_no_error(folder, fresh, tmp_path):
+    for path in (folder / ".fedjax_ht_cache", tmp_path / "user"):
         write(path, "a file where the folder would be")
-    assert fresh(f"folder:{root}", None)[1]
-    assert len(fresh(f"folder:{root}", None)[0].labels) == 3
+    for _ in range(2):
+        dataset, decoded = fresh()
+        assert decoded and len(dataset.labels) == 3

@@ -2,14 +2,12 @@
 
 import errno
 
-import numpy as np
 import pytest
 
 from fedjax_ht.lab.readers.download import get
 from tests.faults import Fault, injected, some_or_all, try_faults
 from tests.lab.readers.download_server import TEST, TRAIN, files
-from tests.lab.readers.source_files import encoded, write
-from tests.lab.readers.test_cache import load
+from tests.lab.readers.test_cache import assert_whole, load, write_set
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -20,15 +18,12 @@ def test_a_fault_in_a_cache(tmp_path, monkeypatch, which, is_kept):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "folder/user"))
 
     def prepare(folder):
-        for i, name in enumerate(["a/1", "b/1", "b/2"]):
-            write(folder / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+        write_set(folder / "set")
         if is_kept:
             load(f"folder:{folder / 'set'}")
 
     def read(folder):
-        dataset = load(f"folder:{folder / 'set'}")
-        assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
-        assert dataset.labels.tolist() == [0, 1, 1]
+        assert_whole(folder / "set")
 
     def check(folder, is_through):
         read(folder)
@@ -57,10 +52,9 @@ def test_a_fault_in_a_download(tmp_path, server, pair, which):
 
 
 def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path):
-    for i, name in enumerate(["a/1", "b/1"]):
-        write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
+    write_set(tmp_path / "set")
     with (
-        injected(tmp_path / "set/a", Fault("open", 1, errno.EIO)),
-        pytest.raises((OSError, ValueError), match=r"Input/output error: .*set/a"),
+        injected(tmp_path / "set/train/a", Fault("open", 1, errno.EIO)),
+        pytest.raises((OSError, ValueError), match=r"Input/output error: .*set/train/a"),
     ):
         load(f"folder:{tmp_path / 'set'}")

@@ -6,21 +6,21 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, pixels, refused
+from tests.lab.readers.source_files import load_error, pixels, refused, sets
 
 RNG = np.random.default_rng(0)
 Y = np.arange(30) % 3
 PHOTOS = pixels(30, 12, 10, 3)
 BYTES = np.zeros((2, 4, 4), np.uint8)
 WINDOWS = np.clip(RNG.normal(0, 0.2, (30, 32, 9)), -1, 1)
+SIGNALS = 3 * RNG.normal(size=(4, 16, 9))
+OWN_LABELS = np.array([0, 2, 1, 2])
 
 
 def saved(tmp_path, **arrays) -> str:
     np.savez(tmp_path / "own.npz", **arrays)
     return f"npz:{tmp_path}/own.npz"
 
-
-# Which are images
 
 KEPT = {  # floats that are no images, or may be none: a line says so where they may be
     "conv2d": (WINDOWS[..., None], True),
@@ -56,9 +56,6 @@ def test_floats_in_steps_of_bytes_are_images(tmp_path, dtype, signed):
     assert "kept as bytes" in fl.describe(dataset).lines[0]
 
 
-# How they become bytes
-
-
 @pytest.mark.parametrize(
     ("images", "expected"),
     [
@@ -82,8 +79,6 @@ def with_pixel(value: float) -> np.ndarray:
     return images
 
 
-# Names
-
 NAMES = {
     "MedMNIST": tuple(f"{x}_{y}" for x in ("train", "val", "test") for y in ("images", "labels")),
     "Keras": ("x_train", "y_train", "x_test", "y_test"),
@@ -102,25 +97,17 @@ def test_sets_by_the_names_of_arrays(tmp_path, names):
         arrays[name] = Y[parts[indices]][:, None] if is_label else PHOTOS[parts[indices]]
     dataset = load_dataset(saved(tmp_path, **arrays))
     np.testing.assert_array_equal(dataset.inputs, PHOTOS[: 10 * count])
-    sets = fl.describe(dataset).splits
-    assert set(sets.values()) == {10} and {"train"} < sets.keys() <= {"train", "val", "test"}
-    assert len(dataset.official) == len(sets) == count
+    splits = fl.describe(dataset).splits
+    assert set(splits.values()) == {10} and {"train"} < splits.keys() <= {"train", "val", "test"}
+    assert len(dataset.official) == len(splits) == count
 
 
-@pytest.mark.parametrize("names", [("X", "y"), ("data", "target"), ("input", "label")])
+@pytest.mark.parametrize("names", ["X y", "data target", "input label", "Features Targets"])
 def test_one_array_of_samples(tmp_path, names):
-    samples, labels = names
+    samples, labels = names.split()
     dataset = load_dataset(saved(tmp_path, **{samples: WINDOWS[:, 0], labels: Y}))
     assert dataset.inputs.shape == (30, 9) and dataset.official == {}
-    images = load_dataset(saved(tmp_path, Images=PHOTOS, Labels=Y))
-    assert images.input_shape == (12, 10, 3)
 
-
-# Labels
-
-
-SIGNALS = 3 * RNG.normal(size=(4, 16, 9))
-OWN_LABELS = np.array([0, 2, 1, 2])
 
 AS_STORED = {  # key, what is stored, dtype that is kept
     "windows": ("x", SIGNALS, np.float32),
@@ -139,9 +126,7 @@ AS_STORED = {  # key, what is stored, dtype that is kept
 @pytest.mark.parametrize("kind", AS_STORED)
 def test_arrays_that_are_no_images_are_kept_as_stored(tmp_path, caplog, kind):
     key, stored, dtype = AS_STORED[kind]
-    arrays = {key: stored, "labels" if key == "inputs" else "y": OWN_LABELS}
-    np.savez(tmp_path / "own.npz", **arrays)
-    dataset = load_dataset("npz:own.npz", tmp_path)
+    dataset = load_dataset(saved(tmp_path, **{key: stored, "labels": OWN_LABELS}))
     assert dataset.inputs.dtype == dtype and dataset.inputs.dtype.isnative
     assert isinstance(dataset.preprocess, AsStored)
     np.testing.assert_array_equal(dataset.inputs, stored.astype(dtype))
@@ -150,38 +135,31 @@ def test_arrays_that_are_no_images_are_kept_as_stored(tmp_path, caplog, kind):
 
 def test_small_grey_floats_are_images_and_one_line_says_so(tmp_path, caplog):
     images = pixels(4, 6, 5)
-    np.savez(tmp_path / "own.npz", x=images / 255, y=OWN_LABELS)
-    dataset = load_dataset("npz:own.npz", tmp_path)
+    dataset = load_dataset(saved(tmp_path, x=images / 255, y=OWN_LABELS))
     np.testing.assert_array_equal(dataset.inputs[..., 0], images)
     assert isinstance(dataset.preprocess, Pixels)
     (line,) = caplog.messages
-    assert line.startswith("npz:own.npz: x is float64 (4, 6, 5) within -1 to 1: grey images. Call")
+    assert "own.npz: x is float64 (4, 6, 5) within -1 to 1: grey images. Call" in line
 
 
 @pytest.mark.parametrize("owners", [np.int8([7, 7, 2, 3]), np.array(["d", "d", "a", "b"])])
 @pytest.mark.parametrize("key", ["group", "person"])
 def test_groups_of_samples(tmp_path, owners, key):
     arrays = {"x": SIGNALS, "y": OWN_LABELS, "class_names": ["x", "y", "z"], key: owners}
-    np.savez(tmp_path / "own.npz", **arrays)
-    dataset = load_dataset("npz:own.npz", tmp_path)
+    dataset = load_dataset(saved(tmp_path, **arrays))
     expected = [7, 7, 2, 3] if owners.dtype.kind == "i" else [2, 2, 0, 1]
     assert dataset.groups.tolist() == expected and dataset.class_names == ("x", "y", "z")
     two = {}
     for name, values in (("x", SIGNALS), ("y", OWN_LABELS), (key, owners)):
         two |= {f"{name}_train": values[:3], f"{name}_test": values[3:]}
-    np.savez(tmp_path / "two.npz", **two)
-    dataset = load_dataset("npz:two.npz", tmp_path)
+    dataset = load_dataset(saved(tmp_path, **two))
     assert dataset.groups.tolist() == expected and dataset.official["test"].tolist() == [3]
 
 
 def test_official_sets_by_a_mask(tmp_path):
-    mask = [False, True, False, True]
-    np.savez(tmp_path / "own.npz", x=SIGNALS, y=OWN_LABELS, official_test=mask)
-    official = load_dataset("npz:own.npz", tmp_path).official
-    assert {k: v.tolist() for k, v in official.items()} == {"train": [0, 2], "test": [1, 3]}
-
-
-# .npz
+    arrays = {"x": SIGNALS, "y": OWN_LABELS, "official_test": [False, True, False, True]}
+    dataset = load_dataset(saved(tmp_path, **arrays))
+    assert sets(dataset) == {"train": [0, 2], "test": [1, 3]}
 
 
 @pytest.mark.parametrize(
@@ -194,10 +172,10 @@ def test_official_sets_by_a_mask(tmp_path):
         (lambda b: b[..., :1].transpose(0, 3, 1, 2), 1),
     ],
 )
-@pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y")])
-def test_channels_of_images(tmp_path, stored, channels, keys):
+@pytest.mark.parametrize("key", ["images", "x"])
+def test_channels_of_images(tmp_path, stored, channels, key):
     images = pixels(4, 6, 5, 3)
-    np.savez(tmp_path / "own.npz", **{keys[0]: stored(images), keys[1]: np.array([0, 2, 1, 2])})
+    saved(tmp_path, **{key: stored(images), "labels": OWN_LABELS})
     dataset = load_dataset("npz:own.npz", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, images[..., :channels])
     assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
@@ -229,7 +207,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         (photos((PHOTOS - 120.0) / 60), "as they were before they were normalised, uint8, or"),
         (photos(PHOTOS.astype(int) * 3), "give them as uint8, from 0 to 255"),
         (photos(PHOTOS // 16 / 1.0), "divide by the maximum, for floats in [0, 1]"),
-        (photos(BYTES + 255.5, [0, 1]), "from 255.5 to 255.5"),
         (photos(BYTES - 1.5, [0, 1]), "from -1.5"),
         # names
         (named("x", "images", "y"), "its arrays x and images may both be the samples; leave one"),
@@ -243,7 +220,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": SIGNALS * np.inf}, "x has values that are NaN, infinite"),
         ({"x": 1e300 * SIGNALS}, "beyond float32"),
         ({"x": OWN_LABELS}, "images of shape (4,)"),
-        ({"x": np.full((4, 2), 1 << 40)}, "x runs from 1099511627776"),
         ({"inputs": OWN_LABELS}, "inputs is int64 (4,); samples are"),
         ({"inputs": SIGNALS > 0}, "inputs is bool"),
         (photos(BYTES * np.nan, [0, 1]), "NaN"),
@@ -252,7 +228,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": BYTES[:, :0], "y": [0, 1]}, "a sample is [0, 4, 1], an array without any number"),
         (photos(np.array([{}, {}]), [0, 1]), "pickle"),
         # labels, groups, names of classes, sets
-        (photos(BYTES, [0.5, 1.0]), "labels have values such as 0.5"),
         (photos(BYTES, [0, -1]), "labels run from -1"),
         (photos(BYTES, [0, 1, 2]), "2 samples but labels of shape (3,)"),
         (photos(BYTES, 3), "2 samples but labels of shape ()"),
@@ -266,8 +241,8 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
 )
 def test_other_arrays_are_refused_in_one_line(tmp_path, arrays, reason):
     has_labels = len(arrays) > 1 and not {"group", "class_names", "official_test"} & set(arrays)
-    np.savez(tmp_path / "own.npz", **({} if has_labels else {"y": OWN_LABELS}) | arrays)
-    message = load_error(ValueError, "npz:own.npz", tmp_path)
+    name = saved(tmp_path, **({} if has_labels else {"y": OWN_LABELS}) | arrays)
+    message = load_error(ValueError, name)
     assert message.startswith(str(tmp_path / "own.npz")) and reason in message
     assert "or inputs=... for what is no image" in message
 
@@ -282,11 +257,9 @@ def test_no_npz(tmp_path):
 
 
 def test_columns_have_names(tmp_path):
-    arrays = {"x": np.random.default_rng(0).normal(size=(4, 2)), "y": [0, 1, 0, 1]}
-    np.savez(tmp_path / "own.npz", **arrays, column_names=["u", "v"])
-    assert load_dataset("npz:own.npz", tmp_path).reading.features == ("u", "v")
-    for names in (["u"], ["u", "u"], ["u", "v", "w"]):
-        np.savez(tmp_path / "own.npz", **arrays, column_names=names)
-        assert "different names, and a sample is [2]" in load_error(
-            ValueError, "npz:own.npz", tmp_path
-        )
+    arrays = {"x": SIGNALS[:, 0, :2], "y": OWN_LABELS}
+    named = load_dataset(saved(tmp_path, **arrays, column_names=["u", "v"]))
+    assert named.reading.features == ("u", "v")
+    for names in (["u", "u"], ["u", "v", "w"]):
+        name = saved(tmp_path, **arrays, column_names=names)
+        refused("different names, and a sample is [2]", name)

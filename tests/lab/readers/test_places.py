@@ -14,13 +14,18 @@ from fedjax_ht.lab.readers import load_dataset, registry
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.safe.bounded import stamp_of
 from tests.lab.readers.source_files import encoded, load_error, write
+from tests.lab.readers.test_small_images import _write_mnist
 
 ROOT = Path(__file__).parents[3]
+
+
+TIMES = (1.6e9, 1.6e9)  # as tar, cp -p and rsync -t give a file
 
 
 def save(path: Path, value: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, inputs=np.full((4, 2), value, np.float32), labels=[0, 1, 0, 1])
+    os.utime(path, TIMES)
 
 
 def test_a_path_is_one_of_the_current_folder_or_else_of_the_data(tmp_path, monkeypatch):
@@ -62,8 +67,6 @@ def test_a_path_without_a_prefix_is_answered_with_it(tmp_path, monkeypatch, path
     assert str(error.value) == message
 
 
-# Names
-
 LATIN = os.fsdecode("käfer".encode("latin-1"))
 
 
@@ -93,13 +96,9 @@ def test_a_c_locale(tmp_path):
     )
     # neither coerced to UTF-8 nor in Python's UTF-8 mode
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "folder:tiere", "csv:wörter.csv:label"],
-        cwd=tmp_path,
-        env=os.environ | plain,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", code, "folder:tiere", "csv:wörter.csv:label"]
+    environment, piped = os.environ | plain, {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **piped)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "2 classes: ameise, k\\xe4fer, of 1 each",
@@ -107,23 +106,15 @@ def test_a_c_locale(tmp_path):
     ]
 
 
-TIMES = (1.6e9, 1.6e9)  # as tar, cp -p and rsync -t give a file
-
-
-def save_at(path, value: float) -> None:
-    np.savez(path, inputs=np.full((4, 2), value, np.float32), labels=[0, 1, 0, 1])
-    os.utime(path, TIMES)
-
-
 @pytest.mark.parametrize("how", ["in place", "renamed", "copied"])
 def test_a_file_of_the_same_size_and_time_is_read_again(tmp_path, how):
     path = tmp_path / "own.npz"
-    save_at(path, 1)
+    save(path, 1)
     assert load_dataset("npz:own.npz", tmp_path).inputs.max() == 1
     if how == "in place":
-        save_at(path, 2)
+        save(path, 2)
     else:
-        save_at(tmp_path / "new.npz", 2)
+        save(tmp_path / "new.npz", 2)
         move = shutil.copy2 if how == "copied" else os.replace
         move(tmp_path / "new.npz", path)
     assert path.stat().st_mtime == TIMES[0]
@@ -144,8 +135,6 @@ def test_images_whose_files_change_places_are_decoded_again(tmp_path):
 
 
 def test_sets_of_publishers_are_read_again(tmp_path):
-    from tests.lab.readers.test_small_images import _write_mnist
-
     _write_mnist(tmp_path)
     first = load_dataset("mnist", tmp_path)
     assert load_dataset("mnist", tmp_path) is first
@@ -158,13 +147,12 @@ def test_sets_of_publishers_are_read_again(tmp_path):
 
 
 def test_a_stamp_changes_with_any_file(tmp_path):
-    write(tmp_path / "set/a/1", "one")
-    stamps = {stamp_of([tmp_path / "set"])}
-    assert stamp_of([tmp_path / "set"]) in stamps
-    write(tmp_path / "set/a/2", "two")
-    stamps.add(stamp_of([tmp_path / "set"]))
-    (tmp_path / "set/a/2").rename(tmp_path / "set/a/3")
-    stamps.add(stamp_of([tmp_path / "set"]))
-    (tmp_path / "set/a/4").symlink_to("nowhere")
-    stamps.add(stamp_of([tmp_path / "set"]))
-    assert len(stamps) == 4
+    write(tmp_path / "a/1", "one")
+    stamps = [stamp_of([tmp_path]), stamp_of([tmp_path])]
+    write(tmp_path / "a/2", "two")
+    stamps.append(stamp_of([tmp_path]))
+    (tmp_path / "a/2").rename(tmp_path / "a/3")
+    stamps.append(stamp_of([tmp_path]))
+    (tmp_path / "a/4").symlink_to("nowhere")
+    stamps.append(stamp_of([tmp_path]))
+    assert len(set(stamps[1:])) == 4 and stamps[0] == stamps[1]

@@ -90,29 +90,23 @@ def _py2_pickle(batch: dict) -> bytes:
                 return b"}(" + b"".join(dump(k.encode()) + dump(v) for k, v in value.items()) + b"u"
             case np.ndarray():
                 array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
-                dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+                dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
+                dtype += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
                 shape = b"(" + b"".join(map(dump, value.shape)) + b"t"
                 return array + b"(K\x01" + shape + dtype + b"\x89" + dump(value.tobytes()) + b"tb"
 
     return b"\x80\x02" + dump(batch) + b"."
 
 
-CIFAR = {  # files of images, the folder's name, the keys
-    "cifar10": (
-        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"],
-        "cifar-10-batches-py",
-        ("labels", "label_names", "batches.meta"),
-    ),
-    "cifar100": (
-        ["train", "test"],
-        "cifar-100-python",
-        ("fine_labels", "fine_label_names", "meta"),
-    ),
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+CIFAR = {  # files of images, the folder's name, the keys, the file of names
+    "cifar10": (BATCHES, "cifar-10-batches-py", "labels", "label_names", "batches.meta"),
+    "cifar100": (["train", "test"], "cifar-100-python", "fine_labels", "fine_label_names", "meta"),
 }
 
 
 def _write_cifar(name: str, root: Path, dump=_py2_pickle) -> tuple[Path, np.ndarray, np.ndarray]:
-    files, folder, (labels_key, names_key, meta) = CIFAR[name]
+    files, folder, labels_key, names_key, meta = CIFAR[name]
     classes = [f"class{i}" for i in range(int(name[5:]))]
     images = pixels(2 * len(files), 3, 32, 32)
     labels = np.random.default_rng(1).integers(0, len(classes), 2 * len(files))
@@ -134,20 +128,15 @@ def _check_cifar(dataset, images, labels):
 
 
 @pytest.mark.parametrize("name", CIFAR)
-def test_cifar_extracted(tmp_path, name):
-    folder, images, labels = _write_cifar(name, tmp_path)
-    _check_cifar(load_dataset(name, tmp_path), images, labels)
-    _check_cifar(load_dataset(name, folder), images, labels)  # the extracted folder itself
-
-
-@pytest.mark.parametrize("name", CIFAR)
-@pytest.mark.parametrize("ending", [".tar.gz", ".tar"])
-def test_cifar_archive(tmp_path, name, ending):
+@pytest.mark.parametrize("form", ["extracted", "inside", ".tar.gz", ".tar"])
+def test_cifar(tmp_path, name, form):
     folder, images, labels = _write_cifar(name, tmp_path / "made")
-    (tmp_path / name).mkdir()
-    archive = f"cifar-{name[5:]}-python{ending}"
-    tar(folder, tmp_path / name / archive, "w:gz" if "gz" in ending else "w")
-    _check_cifar(load_dataset(name, tmp_path), images, labels)
+    data_dir = {"extracted": folder.parent, "inside": folder}.get(form, tmp_path)
+    if data_dir == tmp_path:
+        (tmp_path / name).mkdir()
+        archive = tmp_path / name / f"cifar-{name[5:]}-python{form}"
+        tar(folder, archive, "w:gz" if "gz" in form else "w")
+    _check_cifar(load_dataset(name, data_dir), images, labels)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

@@ -29,13 +29,17 @@ def features_of(dataset: fl.Dataset) -> tuple[str, ...]:
     return fl.describe(dataset).features
 
 
+@pytest.fixture
+def table(tmp_path):
+    """A table of the columns a, b and label."""
+    return write_table(tmp_path / "t.csv", "a,b,label", *VALUES.T, LABELS)
+
+
 def test_columns_that_are_found_are_said_and_those_that_are_named_are_not(tmp_path, caplog):
     name = write_table(tmp_path / "t.csv", "a,b,Target,person", *VALUES.T, LABELS, LABELS // 2)
     dataset = load_dataset(name)
     (line,) = caplog.messages
-    assert line.startswith(
-        f"{name}: column 'Target' is taken for the label, and a, b for features;"
-    )
+    assert f"{name}: column 'Target' is taken for the label, and a, b for features;" in line
     assert line.endswith(f"{name}:Target:person names it and ends this line")
     assert features_of(dataset) == ("a", "b") and fl.describe(dataset).label == "Target"
     caplog.clear()
@@ -56,22 +60,16 @@ def test_the_number_of_a_person_is_a_group_and_no_feature(tmp_path, owner):
 
 
 @pytest.mark.parametrize(
-    ("head", "column"),
+    ("giveaway", "column"),
     [
-        (",a,b,label", np.arange(ROWS)),
-        ("Unnamed: 0,a,b,label", np.arange(ROWS)),
-        ("a,b,rank,label", np.arange(ROWS) + 500),
-        ("a,b,milliseconds,label", 20 * np.arange(ROWS)),
-        ("a,b,shuffled,label", RNG.permutation(ROWS)),
-        ("a,b,row id,label", RNG.permutation(10_000)[:ROWS]),
+        ("", np.arange(ROWS)),
+        ("milliseconds", 500 + 20 * np.arange(ROWS)),
+        ("shuffled", RNG.permutation(ROWS)),
+        ("row id", RNG.permutation(10_000)[:ROWS]),
     ],
 )
-def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, head, column):
-    columns = [*VALUES.T, column, LABELS]
-    if head.endswith("a,b,label"):
-        columns = [column, *VALUES.T, LABELS]
-    name = write_table(tmp_path / "t.csv", head, *columns)
-    (giveaway,) = set(head.split(",")) - {"a", "b", "label"}
+def test_a_column_that_gives_the_answer_away_is_refused(tmp_path, giveaway, column):
+    name = write_table(tmp_path / "t.csv", f"{giveaway},a,b,label", column, *VALUES.T, LABELS)
     message = load_error(ValueError, name)
     assert f"column {giveaway!r} " in message and f"dataset.features=-{giveaway} " in message
     assert features_of(load_dataset(name, features=[f"-{giveaway}"])) == ("a", "b")
@@ -108,18 +106,13 @@ def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
         (("-a", "-b"), "it has no column of numbers beside label"),
     ],
 )
-def test_features_that_cannot_be_are_refused(tmp_path, features, reason):
-    write_table(tmp_path / "t.csv", "a,b,label", *VALUES.T, LABELS)
-    with pytest.raises(ValueError, match=reason):
-        load_dataset("csv:t.csv", tmp_path, features=features)
+def test_features_that_cannot_be_are_refused(table, features, reason):
+    refused(reason, table, features=features)
 
 
-def test_a_label_that_is_named_twice_is_refused(tmp_path):
-    write_table(tmp_path / "t.csv", "a,b,label", *VALUES.T, LABELS)
-    with pytest.raises(ValueError, match="the label is named 'a' and 'b'; name it once"):
-        load_dataset("csv:t.csv:a", tmp_path, label="b")
-    with pytest.raises(ValueError, match="label is 'a', but fashion_mnist_10k has no columns"):
-        load_dataset("fashion_mnist_10k", label="a")
+def test_a_label_that_is_named_twice_is_refused(table):
+    refused("the label is named 'a' and 'b'; name it once", f"{table}:a", label="b")
+    refused("label is 'a', but fashion_mnist_10k has no columns", "fashion_mnist_10k", label="a")
 
 
 # Labels
@@ -168,14 +161,13 @@ def test_files_that_are_sets(tmp_path):
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ("a,c,label", "b.csv has other columns than a.csv: only one of them has b, c; all files"),
-        ("a,b", "b.csv has other columns than a.csv: only one of them has label"),
+        ("a,c,label", "u.csv has other columns than t.csv: only one of them has b, c; all files"),
+        ("a,b", "u.csv has other columns than t.csv: only one of them has label"),
     ],
 )
-def test_files_of_other_columns_are_refused(tmp_path, head, reason):
-    write_table(tmp_path / "a.csv", "a,b,label", *VALUES.T, LABELS)
+def test_files_of_other_columns_are_refused(tmp_path, table, head, reason):
     columns = [*VALUES.T, LABELS][: head.count(",") + 1]
-    write_table(tmp_path / "b.csv", head, *columns)
+    write_table(tmp_path / "u.csv", head, *columns)
     refused(reason, f"csv:{tmp_path}")
 
 
@@ -226,13 +218,9 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
     ("head", "columns", "reason"),
     [
         ("", (TEXTS, LABELS), "column '1' has 60 classes in 60 rows"),
-        ("", (range(ROWS), LABELS, TEXTS), "column '1' has 60 classes in 60 rows"),
         ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
-        (",label,text", (range(ROWS), LABELS, TEXTS), "column '' has another whole number"),
-        ("id,label,text", (range(ROWS), LABELS, TEXTS), "column 'id' has another whole number in"),
         ("", (LABELS, range(ROWS), TEXTS), "column '2' has another whole number in every row"),
         ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),
-        ("text,text,label", (TEXTS, TEXTS, LABELS), "each needs a name of its own"),
     ],
 )
 def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
@@ -251,22 +239,12 @@ def test_texts_of_several_files(tmp_path):
 TABLE = "age,income,label,city\n30,1.5,yes,1\n40,-2e3,no,2\n50,3,yes,10\n"
 
 
-def test_a_table(tmp_path):
-    write(tmp_path / "own.csv", TABLE)
-    dataset = load_dataset("csv:own.csv", tmp_path)
-    assert dataset.inputs.tolist() == [[30, 1.5, 1], [40, -2000, 2], [50, 3, 10]]
-    assert dataset.inputs.dtype == np.float32 and dataset.class_names == ("no", "yes")
-    assert dataset.labels.tolist() == [1, 0, 1] and dataset.groups is None
-    assert dataset.name == "csv:own.csv"
-    assert isinstance(dataset.preprocess, Standardised) and dataset.input_shape == (3,)
-
-
 FORMS = {
+    "commas": TABLE,
     "semicolons": TABLE.replace(",", ";"),
     "tabs": TABLE.replace(",", "\t"),
-    "byte order mark": "\ufeff"
-    + "label,age,income,city\nyes,30,1.5,1\nno,40,-2e3,2\nyes,50,3,10\n",
-    "windows": "\ufeff" + TABLE.replace("\n", "\r\n"),
+    "byte order mark": "\ufeff" + TABLE,
+    "windows": TABLE.replace("\n", "\r\n"),
     "quotes": TABLE.replace("yes", '"yes"').replace("age", '"age"'),
     "spaces": TABLE.replace(",", " , "),
     "empty lines": TABLE.replace("\n", "\n\n"),
@@ -276,11 +254,13 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_a_table(tmp_path, form):
-    write(tmp_path / "plain.csv", TABLE)
     write(tmp_path / "own.csv", FORMS[form])
-    expected, dataset = (load_dataset(f"csv:{name}.csv", tmp_path) for name in ("plain", "own"))
-    np.testing.assert_array_equal(dataset.inputs, expected.inputs)
+    dataset = load_dataset("csv:own.csv", tmp_path)
+    assert dataset.inputs.tolist() == [[30, 1.5, 1], [40, -2000, 2], [50, 3, 10]]
+    assert dataset.inputs.dtype == np.float32 and features_of(dataset) == ("age", "income", "city")
     assert dataset.class_names == ("no", "yes") and dataset.labels.tolist() == [1, 0, 1]
+    assert dataset.name == "csv:own.csv" and dataset.groups is None
+    assert isinstance(dataset.preprocess, Standardised) and dataset.input_shape == (3,)
 
 
 def test_columns_that_are_named(tmp_path):
@@ -302,16 +282,13 @@ def test_columns_that_are_named(tmp_path):
     [
         (TABLE.replace("40", ""), "", "line 3 has no value in column 'age'; fill in such values"),
         (TABLE.replace("40", "NA"), "", "line 3 has no value in column 'age'"),
-        (TABLE.replace("40", "#N/A"), "", "line 3 has no value in column 'age'"),
         (TABLE.replace("40", "nan"), "", "line 3 has nan in column 'age'"),
         (TABLE.replace("40", "1e99"), "", "line 3 has 1e+99 in column 'age'"),
         (TABLE.replace("no", " "), "", "line 3 has no value in column 'label'"),
         (TABLE.replace("10", "Rome"), "", "column 'city' holds text, 'Rome' in line 4; make it"),
-        (TABLE.replace("10", "R" * 1000), "", "holds text, 'RRR"),
         (TABLE.replace("3,yes", "yes"), "", "line 4 has 3 cells for 4 columns"),
         (TABLE.replace("label", "kind"), "", "no column is called label, labels, target, class"),
         (TABLE, ":lable", "unknown column 'lable'; did you mean 'label'? The columns are age"),
-        (TABLE, ":label:town", "unknown column 'town'; the columns are"),
         (TABLE, ":label:label", "column 'label' is named twice"),
         (TABLE, ":label:city:age", "3 columns are named, label, city, age"),
         ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are whole numbers or texts"),
@@ -323,7 +300,6 @@ def test_columns_that_are_named(tmp_path):
         (TABLE + '"', "", "unexpected end of data"),
         ("a,label\n" + "1" * 200_000 + ",1\n", "", "field larger than field limit"),
         ('a,label\n1,"x\n2,"y\n', "", "',' expected after '\"'"),
-        ('a,label\n1,"x"z\n', "", "',' expected after '\"'"),
     ],
 )
 def test_wrong_tables_are_one_line(tmp_path, text, name, reason):

@@ -21,11 +21,7 @@ def _npy(value: object) -> io.BytesIO:
     return file
 
 
-def _as_numpy1(pickled: bytes) -> bytes:
-    return pickled.replace(b"numpy._core.", b"numpy.core.")
-
-
-class _Calls:
+class Calls:
     """Pickles to a call of `function` on `args`."""
 
     def __init__(self, function, *args):
@@ -42,19 +38,8 @@ VALUES = {
     "bool": np.array([True, False]),
     "scalar": np.float32(3.5),
     "nested": {"x": [np.ones((2, 1)), (1, None)], "y": b"\xff\x01", "z": "text"},
-    "integers": [
-        *range(-3, 300),
-        *range(60_000, 70_000, 3),
-        1 << 31,
-        -(1 << 40),
-        1 << 70,
-        7,
-        "a",
-        1,
-        2,
-        0.5,
-        300,
-    ],
+    "integers": [*range(-3, 300), *range(60_000, 70_000, 3), 1 << 31, -(1 << 40), 1 << 70],
+    "numbers and texts": [7, "a", 1, 2, 0.5, 300],
     "texts": np.array([([1, 2, 3 << 10], 3), ([1 << 20, 0, 0], 1)], dtype=object),
     "objects": np.array(["a", None, {"b": 1}], dtype=object),
 }
@@ -62,25 +47,25 @@ VALUES = {
 
 @pytest.mark.parametrize("protocol", range(2, 6))
 @pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("spell", [bytes, _as_numpy1])
-def test_values_survive(name, protocol, spell):
+def test_values_survive(name, protocol):
     content = pickle.dumps(VALUES[name], protocol=protocol)
+    spellings = [content]
     # later protocols store the length of a name, which spelling it otherwise would falsify
     if protocol < 4:
-        content = spell(content)
-    loaded = load_pickle(io.BytesIO(content))
-    assert repr(loaded) == repr(VALUES[name])
-    assert getattr(loaded, "dtype", None) == getattr(VALUES[name], "dtype", None)
+        spellings.append(content.replace(b"numpy._core.", b"numpy.core."))  # as numpy 1 does
+    for spelling in spellings:
+        loaded = load_pickle(io.BytesIO(spelling))
+        assert repr(loaded) == repr(VALUES[name])
+        assert getattr(loaded, "dtype", None) == getattr(VALUES[name], "dtype", None)
 
 
-def test_npy_of_a_dict_gives_the_dict():
+def test_an_npy_holds_a_dict_or_numbers_without_a_pickle():
     loaded = load_npy(_npy({"x": np.ones((2, 1, 3, 3), np.float32), "y": np.array([0, 1])}))
     assert loaded["x"].dtype == np.float32 and loaded["x"].shape == (2, 1, 3, 3)
     assert loaded["y"].tolist() == [0, 1]
-
-
-def test_npy_of_numbers_needs_no_pickle():
     np.testing.assert_array_equal(load_npy(_npy(np.arange(4.0))), np.arange(4.0))
+    with pytest.raises(ValueError):
+        load_npy(io.BytesIO(b"something else"))
 
 
 def test_shared_values_are_built_once():
@@ -91,17 +76,17 @@ def test_shared_values_are_built_once():
     assert loaded[0] is loaded[1]
 
 
-def _attacks(target: Path) -> dict[str, _Calls]:
+def _attacks(target: Path) -> dict[str, Calls]:
     """Pickles that would write `target` when loaded, or reach for what lets the next one do so."""
     return {
-        "system": _Calls(os.system, f"touch {target}"),
-        "eval": _Calls(eval, f"open({str(target)!r}, 'w').close()"),
-        "exec": _Calls(exec, f"open({str(target)!r}, 'w').close()"),
-        "open": _Calls(open, str(target), "w"),
-        "check_output": _Calls(subprocess.check_output, ["touch", str(target)]),
-        "getattr": _Calls(getattr, "text", "upper"),
-        "partial": _Calls(functools.partial, print),
-        "load": _Calls(np.load, str(target), None, True),
+        "system": Calls(os.system, f"touch {target}"),
+        "eval": Calls(eval, f"open({str(target)!r}, 'w').close()"),
+        "exec": Calls(exec, f"open({str(target)!r}, 'w').close()"),
+        "open": Calls(open, str(target), "w"),
+        "check_output": Calls(subprocess.check_output, ["touch", str(target)]),
+        "getattr": Calls(getattr, "text", "upper"),
+        "partial": Calls(functools.partial, print),
+        "load": Calls(np.load, str(target), None, True),
     }
 
 
@@ -119,13 +104,6 @@ def test_the_attacks_are_real(tmp_path):
     target = tmp_path / "written"
     pickle.loads(pickle.dumps(_attacks(target)["exec"]))
     assert target.exists()
-
-
-def test_attack_inside_an_npy(tmp_path):
-    target = tmp_path / "written"
-    with pytest.raises(ValueError, match=r"names builtins\.exec;"):
-        load_npy(_npy({"x": _attacks(target)["exec"]}))
-    assert not target.exists()
 
 
 @pytest.mark.parametrize(
@@ -146,24 +124,21 @@ def test_other_ways_to_a_name_are_refused(content):
 def test_forged_object_dtype_does_not_turn_bytes_into_pointers():
     honest = pickle.dumps(np.array([None], dtype=object), protocol=2)
     assert honest.count(b"K?t") == 1  # the dtype's flags, 63: an object array's content is a list
-    forged = re.sub(
-        rb"\]q.Na", b"U\x08AAAAAAAA", honest.replace(b"K?t", b"K\x00t"), flags=re.DOTALL
-    )
+    forged = re.sub(rb"(?s)\]q.Na", b"U\x08AAAAAAAA", honest.replace(b"K?t", b"K\x00t"))
     assert forged.count(b"AAAAAAAA") == 1
     with pytest.raises(ValueError, match="not a list"):
         load_pickle(io.BytesIO(forged))
 
 
 def test_encode_is_only_latin1():
+    content = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
     with pytest.raises(ValueError, match="encode"):
-        load_pickle(
-            io.BytesIO(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.")
-        )
+        load_pickle(io.BytesIO(content))
 
 
 def test_altering_an_allowed_name_does_not_last():
     # setattr(ndarray, "__init__", 1)
-    build = b"\x80\x02cnumpy\nndarray\nN}X\x06\x00\x00\x00__init__K\x01s\x86b."
+    build = b"\x80\x02cnumpy\nndarray\nN}X\x08\x00\x00\x00__init__K\x01s\x86b."
     with pytest.raises(ValueError):
         load_pickle(io.BytesIO(build))
     np.testing.assert_array_equal(load_pickle(io.BytesIO(pickle.dumps(np.arange(3)))), np.arange(3))
@@ -177,11 +152,7 @@ def test_damaged_pickles_are_value_errors(content):
         load_pickle(io.BytesIO(content))
 
 
-def test_too_deep_a_pickle_is_a_value_error():
+@pytest.mark.parametrize("content", [b"]2a", b"]" * 100_000 + b"a" * 99_999], ids=["own", "deep"])
+def test_lists_in_lists_without_end_are_a_value_error(content):
     with pytest.raises(ValueError, match="damaged pickle: RecursionError"):
-        load_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."))
-
-
-def test_no_npy_file():
-    with pytest.raises(ValueError):
-        load_npy(io.BytesIO(b"something else"))
+        load_pickle(io.BytesIO(content + b"."))
