@@ -26,10 +26,8 @@ def write(path: Path, content: bytes | str) -> None:
 def text(rows: np.ndarray) -> str:
     """Numbers, a row a line, as UCI HAR has them."""
     number = "%d" if rows.dtype.kind == "i" else " %.7e"
-    return (
-        "\n".join(" ".join(number % value for value in row) for row in rows.reshape(len(rows), -1))
-        + "\n"
-    )
+    lines = [" ".join(number % value for value in row) for row in rows.reshape(len(rows), -1)]
+    return "\n".join(lines) + "\n"
 
 
 def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:

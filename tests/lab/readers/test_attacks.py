@@ -59,7 +59,13 @@ def test_refused(tmp_path):
 @pytest.mark.slow
 def test_refused_in_full(tmp_path):
     names = list(attacks.all_attacks())
-    _check(_ends(tmp_path, names), names)
+    results = _ends(tmp_path, names)
+    for group in ("bomb", "claim", "pickle", "pipe"):
+        outcomes = [result for name, result in results.items() if name.startswith(f"{group}:")]
+        ended = [result["end"] for result in outcomes].count("refused")
+        most = {what: max(x[what] for x in outcomes) for what in ("seconds", "busy", "mib")}
+        print(f"{group}: {ended}/{len(outcomes)} refused, at most {most}")
+    _check(results, names)
 
 
 # The same with small limits, in this process.

@@ -23,7 +23,7 @@ from tests.lab.safe.test_torch_files import write as write_weights
 
 def _samples(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures that compress a little, as real ones do, and labels of ten classes."""
-    return pixels(count, 32, 32, 3) & 0xF8, np.arange(count) % 10
+    return pixels(count, 32, 32, 3) & 0xF8, np.arange(count, dtype=np.uint8) % 10
 
 
 def _idx(folder: Path, count: int) -> Path:
@@ -60,14 +60,31 @@ def _har(folder: Path, count: int) -> Path:
     return folder / "UCI HAR Dataset.zip"
 
 
-def _clients(folder: Path, count: int) -> Path:
-    images, labels = _samples(count)
-    x = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
+def _client(folder: Path, x, y) -> Path:
     write(folder / "config.json", '{"num_clients": 1, "num_classes": 10}')
     for split in ("train", "test"):
         (folder / split).mkdir()
-        np.savez_compressed(folder / split / "0.npz", data={"x": x, "y": labels})
+        np.savez_compressed(folder / split / "0.npz", data={"x": x, "y": y})
     return folder / "train/0.npz"
+
+
+def _images(folder: Path, count: int) -> Path:
+    images, labels = _samples(count)
+    x = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
+    return _client(folder, x, labels.astype(np.int64))
+
+
+def _texts(folder: Path, count: int) -> Path:
+    tokens = np.random.default_rng(0).integers(1, 500, (count, 9)).tolist()
+    return _client(folder, [(text, 9) for text in tokens], np.arange(count) % 2)
+
+
+def _windows(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 16, 3)).astype(np.float16)
+    persons = rng.integers(0, 9, count).astype(str)
+    np.savez_compressed(folder / "x.npz", inputs=x, labels=np.arange(count) % 2, person=persons)
+    return folder / "x.npz"
 
 
 def _table(folder: Path, count: int) -> Path:
@@ -75,7 +92,7 @@ def _table(folder: Path, count: int) -> Path:
     lines = ["a,b,c,d,e,f,g,h,i,label"]
     for i, row in enumerate(rows):
         lines.append(",".join([*(f"{x:.4f}" for x in row), str(i % 3)]))
-    write(folder / "x.csv.gz", gzip.compress("\n".join(lines).encode()))
+    write(folder / "x.csv.gz", gzip.compress("\n".join([*lines, ""]).encode()))
     return folder / "x.csv.gz"
 
 
@@ -109,8 +126,10 @@ FORMATS = {  # how a file is made, and read
     "npz, stored": (_npz(np.savez), _dataset("npz:x.npz")),
     "zip": (_zip, _dataset("tiny_imagenet")),
     "sensors' zip": (_har, _dataset("har")),
-    "client's npz": (_clients, _dataset("client_folders:.")),
+    "client's npz": (_images, _dataset("client_folders:.")),
+    "client's texts": (_texts, _dataset("client_folders:.")),
     "csv.gz": (_table, _dataset("csv:x.csv.gz")),
+    "npz of windows": (_windows, _dataset("npz:x.npz")),
     "weights": (_weights, _state),
 }
 
@@ -149,4 +168,5 @@ def test_a_wrong_bit_is_seen(tmp_path, name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_200_wrong_bits_are_seen(tmp_path, name):
     ends = _flipped(tmp_path, *FORMATS[name], 240, 200)
+    print(f"{name}: {dict(ends)}")
     assert ends["other data"] == 0, ends

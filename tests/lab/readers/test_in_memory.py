@@ -128,7 +128,7 @@ NAMED = {
 }
 
 
-def test_classes_of_a_concatenation_are_those_of_its_parts():
+def test_parts_of_a_concatenation_need_the_same_classes():
     def joined(*classes) -> fl.Dataset:
         pairs = Pairs([(row, i % 2) for i, row in enumerate(AGE[:8, None])])
         pairs.datasets = [SimpleNamespace(classes=names) for names in classes]
@@ -136,6 +136,8 @@ def test_classes_of_a_concatenation_are_those_of_its_parts():
 
     assert joined(["cat", "dog"], ["cat", "dog"]).class_names == ("cat", "dog")
     assert joined(["cat", "dog"], None).class_names == ("0", "1")
+    with pytest.raises(ValueError, match="parts have other classes, or another order"):
+        joined(["cat", "dog"], ["dog", "cat"])
 
 
 def test_pairs_of_torch_are_read_once():

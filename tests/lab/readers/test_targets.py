@@ -6,7 +6,7 @@ from pyarrow import csv
 
 import fedjax_ht as fl
 from fedjax_ht.lab.readers import load_dataset
-from tests.lab.readers.source_files import load_error, write
+from tests.lab.readers.source_files import refused, write
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2)).round(3)
@@ -32,9 +32,8 @@ def test_numbers_to_predict(table):
     assert "10 groups of targets by column 'price'" in fl.describe(dataset).lines[1]
     both = load_dataset(f"csv:{table}:price,rent", task="regression", features=leave[1:])
     np.testing.assert_allclose(both.targets, np.stack([PRICES, PRICES / 10], 1), rtol=1e-6)
-    frame = fl.Dataset.from_pandas(
-        csv.read_csv(table), "price", features=("a", "b"), task="regression"
-    )
+    options = {"features": ("a", "b"), "task": "regression"}
+    frame = fl.Dataset.from_pandas(csv.read_csv(table), "price", **options)
     np.testing.assert_allclose(frame.targets, dataset.targets, rtol=1e-6)
 
 
@@ -59,18 +58,15 @@ REFUSED = {  # column, task -> words of the line
 
 @pytest.mark.parametrize(("column", "task"), REFUSED)
 def test_targets_that_do_not_fit(table, column, task):
-    words = REFUSED[column, task]
-    assert words in load_error(ValueError, f"csv:{table}:{column}", task=task)
+    refused(REFUSED[column, task], f"csv:{table}:{column}", task=task)
 
 
 def test_a_value_that_is_missing_is_named(table):
     text = table.read_text().splitlines()
     text[3] = text[3].replace(str(PRICES[2]), "nan", 1)
     table.write_text("\n".join(text))
-    message = load_error(ValueError, f"csv:{table}:price", task="regression")
-    assert "line 4 has nan in target 'price'" in message
+    refused("line 4 has nan in target 'price'", f"csv:{table}:price", task="regression")
 
 
 def test_sets_of_classes_alone():
-    message = load_error(ValueError, "har_10persons", task="regression")
-    assert "the labels of har_10persons are classes" in message
+    refused("the labels of har_10persons are classes", "har_10persons", task="regression")
