@@ -24,9 +24,7 @@ def state_dict():
             for leaf in ("weight", "bias", "running_mean", "running_var"):
                 arrays[f"main.{at + 1}.{leaf}"] = rng.uniform(0.5, 1.5, outputs)
             arrays[f"main.{at + 1}.num_batches_tracked"] = np.array(7)
-    return {
-        name: array.astype(np.float32) if array.ndim else array for name, array in arrays.items()
-    }
+    return {name: np.float32(array) if array.ndim else array for name, array in arrays.items()}
 
 
 @pytest.fixture
@@ -34,28 +32,24 @@ def folder(tmp_path, monkeypatch):
     """The page's example in the current folder, its weights as .npz."""
     monkeypatch.chdir(tmp_path)
     np.savez("dcgan.npz", **state_dict())
-    (tmp_path / "my_gan.py").write_text(
-        blocks("generators.md")[0].replace("dcgan.pth", "dcgan.npz")
-    )
+    example = blocks("generators.md")[0].replace("dcgan.pth", "dcgan.npz")
+    (tmp_path / "my_gan.py").write_text(example)
     yield tmp_path
-    for name in [
-        name
-        for name, module in sys.modules.items()
-        if str(tmp_path) in str(getattr(module, "__file__", ""))
-    ]:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 def transposed(x, kernel, stride, padding):
     """torch's ConvTranspose2d by its definition; x [n, h, w, in], kernel [in, out, k, k]."""
     k, side = kernel.shape[-1], x.shape[1]
-    out = np.zeros((len(x), (side - 1) * stride + k, (side - 1) * stride + k, kernel.shape[1]))
+    wide = (side - 1) * stride + k
+    out = np.zeros((len(x), wide, wide, kernel.shape[1]))
     for i in range(side):
         for j in range(side):
-            out[:, i * stride : i * stride + k, j * stride : j * stride + k] += np.einsum(
-                "nc,cohw->nhwo", x[:, i, j], kernel
-            )
-    return out[:, padding : out.shape[1] - padding, padding : out.shape[2] - padding]
+            rows, columns = (slice(at * stride, at * stride + k) for at in (i, j))
+            out[:, rows, columns] += np.einsum("nc,cohw->nhwo", x[:, i, j], kernel)
+    return out[:, padding : wide - padding, padding : wide - padding]
 
 
 def expected_images(w):
@@ -63,14 +57,9 @@ def expected_images(w):
     for at, stride, padding in ((0, 1, 0), (3, 2, 1), (6, 2, 1)):
         x = transposed(x, arrays[f"main.{at}.weight"], stride, padding)
         if at < 6:
-            norm = {
-                leaf: arrays[f"main.{at + 1}.{leaf}"]
-                for leaf in ("weight", "bias", "running_mean", "running_var")
-            }
-            x = (x - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5) * norm[
-                "weight"
-            ] + norm["bias"]
-            x = np.maximum(x, 0)
+            leaves = ("weight", "bias", "running_mean", "running_var")
+            weight, bias, mean, var = (arrays[f"main.{at + 1}.{leaf}"] for leaf in leaves)
+            x = np.maximum((x - mean) / np.sqrt(var + 1e-5) * weight + bias, 0)
     return (np.tanh(x) + 1) / 2
 
 
@@ -94,12 +83,6 @@ def test_a_config_takes_it(folder, tiny_config):
     assert entry.options["generator"] == "my_gan:generator" and entry.options["mu"] == 2
 
 
-WRONG = """
-import fedjax_ht as fl
-def make(): return {}
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -109,7 +92,7 @@ def make(): return {}
     ],
 )
 def test_wrong_generators_are_one_line(folder, name, message):
-    (folder / "wrong_gan.py").write_text(WRONG)
+    (folder / "wrong_gan.py").write_text("def make(): return {}")
     with pytest.raises(ValueError, match=rf"^generator '{name}'(:| raises| returns) {message}$"):
         fl.fedktl(fl.LocalTraining(optax.sgd(0.1)), generator=name)
 

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_ht.lab.generators import open_generator
 from fedjax_ht.lab.generators.stylegan3_files import open_snapshot
+from tests.lab.generators.small import refused
 from tests.pickles import call, dictionary, network, plain, storage, tensor, write_snapshot
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -80,9 +81,8 @@ def test_nothing_runs_inside_a_network(tmp_path, name, place):
     path = write_snapshot(tmp_path / "x.pkl", G_ema=altered.get(place, attack))
     if place == "file":
         path.write_bytes(b"\x80\x02" + attack + b".")
-    with pytest.raises(ValueError, match=r"x\.pkl: ") as error:
-        open_generator(path)
-    assert "\n" not in str(error.value) and not target.exists()
+    refused(r"x\.pkl: ", open_generator, path)
+    assert not target.exists()
 
 
 def test_source_of_a_network_is_not_run(tmp_path):
@@ -103,18 +103,8 @@ def test_source_of_a_network_is_not_run(tmp_path):
     ],
 )
 def test_other_tricks_are_refused(tmp_path, opcodes):
-    with pytest.raises(ValueError, match=r"x\.pkl: (damaged pickle: |unregistered extension)"):
-        open_snapshot(write_snapshot(tmp_path / "x.pkl", D=opcodes, G_ema=NETWORK))
-
-
-def test_altering_a_name_does_not_last(tmp_path):
-    name = b"ctorch.storage\n_load_from_bytes\n"
-    altering = name + b"}" + plain("args") + plain(1) + b"sb"
-    path = write_snapshot(tmp_path / "x.pkl", D=altering, G_ema=NETWORK)
-    with pytest.raises(ValueError):
-        open_snapshot(path)
-    read = open_snapshot(write_snapshot(tmp_path / "x.pkl", G_ema=NETWORK))
-    np.testing.assert_array_equal(read.array("weight"), ARRAY)
+    path = write_snapshot(tmp_path / "x.pkl", D=opcodes, G_ema=NETWORK)
+    refused(r"x\.pkl: (damaged pickle: |unregistered extension)", open_snapshot, path)
 
 
 def test_contents_of_a_network(tmp_path):
@@ -142,10 +132,8 @@ def test_contents_of_a_network(tmp_path):
     np.testing.assert_array_equal(outer.module("embed").array("weight"), ARRAY)
     assert outer.has_module("embed") and not outer.has_module("embed_proj")
     for missing in (read.module, read.array, read.attribute):
-        with pytest.raises(ValueError, match=r"^G_ema\.inner, a Inner, has no [\w-]+ padding"):
-            missing("padding")
-    with pytest.raises(ValueError, match=r"G_ema\.inner\.size is .*; expected a number"):
-        read.number("size")
+        refused(r"^G_ema\.inner, a Inner, has no [\w-]+ padding", missing, "padding")
+    refused(r"G_ema\.inner\.size is .*; expected a number", read.number, "size")
 
 
 PARTS = {"mapping": network("MappingNetwork", {})}
@@ -161,7 +149,6 @@ REFUSED = {
     "StyleGAN2": ({"G_ema": STYLEGAN2}, None, "G_ema's synthesis, a SynthesisNetwork"),
     "half a network": ({"G_ema": NETWORK}, None, "G_ema, a Generator, has no sub-module"),
     "nothing": ({}, b"", "damaged pickle: EOFError"),
-    "text": ({}, b"no pickle", "damaged pickle"),
     "too deep": ({}, b"]" * 100_000 + b"a" * 99_999 + b".", "expected a dictionary|damaged pickle"),
 }
 
@@ -172,17 +159,13 @@ def test_anything_else_is_one_clear_line(tmp_path, what):
     path = write_snapshot(tmp_path / "x.pkl", **networks)
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"x\.pkl: .*({message})") as error:
-        open_generator(path)
-    assert "\n" not in str(error.value)
+    refused(rf"x\.pkl: .*({message})", open_generator, path)
 
 
 @pytest.mark.parametrize("kept", [1000, 100_000, 431_320])
 def test_truncated_snapshots(tmp_path, kept):
     (tmp_path / "x.pkl").write_bytes((REFERENCE / "stylegan3_t.pkl").read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"x\.pkl: damaged pickle") as error:
-        open_generator(tmp_path / "x.pkl")
-    assert "\n" not in str(error.value)
+    refused(r"x\.pkl: damaged pickle", open_generator, tmp_path / "x.pkl")
 
 
 LEFT = "bytes are left for a storage of 6 numbers"
@@ -200,8 +183,8 @@ DAMAGE = {
 def test_damaged_storages(tmp_path, what):
     stream, message = DAMAGE[what]
     damaged = network("Generator", {}, arrays={"weight": tensor(ARRAY, stream)})
-    with pytest.raises(ValueError, match=message):
-        open_snapshot(write_snapshot(tmp_path / "x.pkl", G_ema=damaged)).array("weight")
+    path = write_snapshot(tmp_path / "x.pkl", G_ema=damaged)
+    refused(message, lambda: open_snapshot(path).array("weight"))
 
 
 def test_no_torch_is_needed(monkeypatch):
@@ -213,8 +196,6 @@ def test_no_torch_is_needed(monkeypatch):
 def test_other_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no generator at .*none\.pkl"):
         open_generator(tmp_path / "none.pkl")
-    with pytest.raises(ValueError, match="a folder without unet and vae"):
-        open_generator(tmp_path)
+    refused("a folder without unet and vae", open_generator, tmp_path)
     (tmp_path / "x.txt").write_text("")
-    with pytest.raises(ValueError, match=r"expected a \.pkl snapshot, a \.npz, or a folder"):
-        open_generator(tmp_path / "x.txt")
+    refused(r"expected a \.pkl snapshot, a \.npz, or", open_generator, tmp_path / "x.txt")

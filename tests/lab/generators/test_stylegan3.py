@@ -38,9 +38,8 @@ def test_images_equal_the_reference(snapshot):
     network, variables, reference, _ = snapshot
     w = np.concatenate([reference["w"], reference["w_outside"]])
     quick = {"xla_backend_optimization_level": 0}  # to compile
-    images = jax.jit(functools.partial(stylegan3.render, network), compiler_options=quick)(
-        variables, w
-    )
+    render = jax.jit(functools.partial(stylegan3.render, network), compiler_options=quick)
+    images = render(variables, w)
     want = np.concatenate([reference["image"], reference["image_outside"]]).transpose(0, 2, 3, 1)
     np.testing.assert_allclose(images, want, rtol=0, atol=ATOL)
 
@@ -60,16 +59,11 @@ def test_filtered_leaky_relu_equals_numpy(up, down, up_taps, padding, clamp, rad
     x = rng.normal(size=(2, 24, 21, 2))
     up_filter, down_filter = rng.normal(size=up_taps), rng.normal(size=(6, 6) if radial else 7)
     gain, slope = 1.5, 0.2
-    static = {
-        "up": up,
-        "down": down,
-        "padding": padding,
-        "gain": gain,
-        "slope": slope,
-        "clamp": clamp,
-    }
+    static = {"up": up, "down": down, "padding": padding, "clamp": clamp}
     arrays = (jnp.asarray(a, jnp.float32) for a in (x, up_filter, down_filter))
-    got = jax.jit(functools.partial(filtered_leaky_relu, **static))(*arrays)
+    run = functools.partial(filtered_leaky_relu, gain=gain, slope=slope, **static)
+    got = jax.jit(run)(*arrays)
+    kernel = down_filter if radial else np.outer(down_filter, down_filter)
 
     def channel(image):
         spread = np.zeros((up * image.shape[0], up * image.shape[1]))
@@ -77,15 +71,12 @@ def test_filtered_leaky_relu_equals_numpy(up, down, up_taps, padding, clamp, rad
         left, right, top, bottom = padding
         spread = np.pad(spread, ((max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))))
         height, width = spread.shape
-        spread = spread[
-            max(-top, 0) : height + min(bottom, 0), max(-left, 0) : width + min(right, 0)
-        ]
+        spread = spread[max(-top, 0) : height + min(bottom, 0)]
+        spread = spread[:, max(-left, 0) : width + min(right, 0)]
         y = scipy.signal.convolve2d(spread, np.outer(up_filter, up_filter) * up**2, "valid")
         y = np.where(y < 0, slope * y, y) * gain
         y = y if clamp is None else np.clip(y, -clamp, clamp)
-        return scipy.signal.convolve2d(
-            y, down_filter if radial else np.outer(down_filter, down_filter), "valid"
-        )[::down, ::down]
+        return scipy.signal.convolve2d(y, kernel, "valid")[::down, ::down]
 
     want = np.stack([np.stack([channel(image[..., c]) for c in range(2)], -1) for image in x])
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
@@ -112,9 +103,8 @@ def test_generator_of_a_class():
     key, labels = jax.random.key(3), jnp.array([0, 6, 0])
     w = jax.jit(generator.conditional)(generator.variables, key, labels)
     z = jax.random.normal(key, (3, SMALL.noise_dim))
-    np.testing.assert_allclose(
-        w, stylegan3.map_noise(SMALL, generator.variables, z, labels), rtol=1e-5, atol=1e-5
-    )
+    expected = stylegan3.map_noise(SMALL, generator.variables, z, labels)
+    np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-5)
     other = generator.conditional(generator.variables, key, jnp.array([1, 6, 0]))
     assert (np.abs(w - other).max(1) > 1e-3).tolist() == [True, False, False]
 
