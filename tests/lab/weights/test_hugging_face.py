@@ -170,9 +170,9 @@ def module(kind: str, path: str) -> dict:
 
 
 ENCODER = [module("Transformer", ""), module("Pooling", "1_Pooling")]
-DENSE = module("Dense", "2_Dense")
+DENSE, THEIRS = module("Dense", "2_Dense"), {"path": "1_Pooling", "type": "their.Pooling"}
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
-PROMPTS = {"prompts": {"query": "query: "}}
+PROMPTS = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
 POOLING, SENTENCES = "1_Pooling/config.json", "config_sentence_transformers.json"
 OTHER_FILES = {
     "its pooling is max and mean; only": {POOLING: MEAN | {"pooling_mode_max_tokens": True}},
@@ -183,15 +183,11 @@ OTHER_FILES = {
     "pooling_mode_max_tokens is 2;": {POOLING: {"pooling_mode_max_tokens": 2}},
     "2_Dense: a module 'Dense' is not built": {POOLING: MEAN, "modules.json": [*ENCODER, DENSE]},
     "3_Dense: a module 'Dense' is not": {POOLING: MEAN, "3_Dense/config.json": {"in_features": 8}},
-    "a module 'their.Pooling' is not built": {
-        "modules.json": [ENCODER[0], {"path": "1_Pooling", "type": "their.Pooling"}]
-    },
+    "a module 'their.Pooling' is not built": {"modules.json": [ENCODER[0], THEIRS]},
     "is no module of the folder": {"modules.json": [module("Pooling", "../other")]},
     "modules.json holds no JSON list": {"modules.json": {}},
     "truncate_dim is 4; only models": {SENTENCES: {"truncate_dim": 4}},
-    "default_prompt_name is 'query'; texts": {
-        SENTENCES: PROMPTS | {"default_prompt_name": "query"}
-    },
+    "default_prompt_name is 'query'; texts": {SENTENCES: PROMPTS},
     "adapter_config.json: adapters of a folder are not read": {"adapter_config.json": {}},
     "its pooling is 3; only": {POOLING: {"pooling_mode": 3}},
     r"default_prompt_name is \['a'\]; texts": {SENTENCES: {"default_prompt_name": ["a"]}},

@@ -1,5 +1,7 @@
 """A model's arrays as torch names them, and back: names, heads, which architecture it is."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,7 @@ CASES = {  # module, what of torchvision loads its state dict
         lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10),
     ),
     "bottlenecks, scanned": (
-        SplitModel(
-            ResNet((3, 1, 1, 1), 512, bottleneck=True, scan_from=1), Linear(10), stateful=True
-        ),
+        SplitModel(ResNet((3, 1, 1, 1), bottleneck=True, scan_from=1), Linear(10), stateful=True),
         lambda m: m.resnet.ResNet(m.resnet.Bottleneck, [3, 1, 1, 1], num_classes=10),
     ),
     "another head": (
@@ -100,9 +100,8 @@ def test_a_state_dict_is_taken_back(case):
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     # Where there are no more features than the extractor's own, the arrays themselves are the same.
     if case != "wider features":
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, whole(variables)
-        )
+        same = functools.partial(np.testing.assert_allclose, atol=1e-6)
+        jax.tree.map(same, loaded, whole(variables))
     assert "head" not in starting_weights(arrays, module, variables)["params"]
 
 
@@ -111,9 +110,8 @@ def test_a_model_without_a_torch_original_has_its_own_names():
     _, variables = random_model(module)
     arrays = state_dict(module, variables)
     assert arrays.keys() == own_names(variables).keys() and "params/head/kernel" in arrays
-    loaded = starting_weights(
-        arrays | {"shared/params/x": np.ones(2)}, module, variables, head=True
-    )
+    more = arrays | {"shared/params/x": np.ones(2)}
+    loaded = starting_weights(more, module, variables, head=True)
     jax.tree.map(np.testing.assert_array_equal, loaded["params"], variables["params"])
 
 
@@ -122,18 +120,19 @@ def test_heads_that_do_not_fit_stay():
     module = SplitModel(ResNet((1, 1, 1, 1), 256), Linear(10), stateful=True)
     _, variables = random_model(module)
     arrays = state_dict(module, variables)
-    assert "head" in starting_weights(arrays, module, variables, head=True)["params"]
-    rng = np.random.default_rng(0)
+
+    def has_head(arrays):
+        return "head" in starting_weights(arrays, module, variables, head=True)["params"]
+
+    assert has_head(arrays)
+    random = np.random.default_rng(0).standard_normal((10, 512))
     for changed in (
-        # other classes
-        {"fc.weight": np.ones((1000, 512), np.float32), "fc.bias": np.ones(1000, np.float32)},
-        # no function of the means
-        {"fc.weight": rng.standard_normal((10, 512)).astype(np.float32)},
-        {"fc.weight": np.ones((10, 77), np.float32)},  # another extractor's
-        {"fc.bias": np.ones(9, np.float32)},
+        {"fc.weight": np.ones((1000, 512)), "fc.bias": np.ones(1000)},  # other classes
+        {"fc.weight": random},  # no function of the means
+        {"fc.weight": np.ones((10, 77))},  # another extractor's
+        {"fc.bias": np.ones(9)},
     ):
-        assert (
-            "head" not in starting_weights(arrays | changed, module, variables, head=True)["params"]
-        )
+        changed = {name: np.float32(array) for name, array in changed.items()}
+        assert not has_head(arrays | changed)
     del arrays["fc.bias"]
-    assert "head" not in starting_weights(arrays, module, variables, head=True)["params"]
+    assert not has_head(arrays)
