@@ -63,43 +63,73 @@ def zeros(params) -> dict[str, np.ndarray]:
     return {name: 0 * value for name, value in flat(params).items()}
 
 
-@pytest.mark.parametrize("name", ["fedprox", "ditto", "apfl"])
-def test_methods_whose_server_has_a_mean(name):
-    options = {"fedprox": {"mu": 0.5}, "ditto": {"lam": 0.7}, "apfl": {"alpha": 0.3}}[name]
+def expected(form, first, kept=None, size: int = TRAINING.batch_size) -> tuple:
+    """The server's state and the clients' by the reference, from their first ones."""
+    kept = dict.fromkeys(SAMPLES) if kept is None else kept
+    return reference.play(form, first, kept, ROUNDS, batches(size))
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fedprox", {"mu": 0.5}),
+        ("fedbabu", {}),
+        ("qfedavg", {"q": 0.0, "lipschitz": 1 / LR}),  # the uniform mean
+        ("qfedavg", {"q": 0.5, "lipschitz": 1 / LR}),
+    ],
+)
+def test_methods_whose_clients_keep_nothing(name, options):
+    start, _, server, _ = simulated(METHODS[name](TRAINING, **options))
+    model, _ = expected(getattr(reference, name)(LR, *options.values()), flat(start[0]))
+    check_model(server[0], model)
+
+
+@pytest.mark.parametrize("variant", ["hessian", "first_order"])
+def test_perfedavg_descends_where_a_step_leads(variant):
+    """Parts are of one sample, and some of none."""
+    recipe = dataclasses.replace(TRAINING, batch_size=1)
+    start, _, server, _ = simulated(METHODS["perfedavg"](recipe, alpha=0.3, variant=variant))
+    form = reference.perfedavg(LR, 0.3, variant == "hessian")
+    model, _ = expected(form, flat(start[0]), size=3 if variant == "hessian" else 2)
+    check_model(server[0], model, rtol=1e-4)
+
+
+PERSONAL = {  # options, and the reference with the same
+    "ditto": ({"lam": 0.7}, reference.ditto(LR, 0.7)),
+    "fedrod": ({"gamma": 0.7}, reference.fedrod(LR, 0.7)),
+    "pfedme": (
+        {"lam": 3.0, "personal_lr": 0.2, "personal_steps": 2, "beta": 1.5},
+        reference.pfedme(LR, 1.5, lam=3.0, personal_lr=0.2, steps=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_clients_keep_a_model_or_a_head_that_begins_as_the_first_received(name):
+    options, form = PERSONAL[name]
     start, _, server, clients = simulated(METHODS[name](TRAINING, **options))
-    form = getattr(reference, name)(LR, *options.values())
-    absent = dict.fromkeys(SAMPLES)
-    model, states = reference.play(form, flat(start[0]), absent, ROUNDS, batches())
-    check_model(server[0], model)
-    if name == "fedprox":  # its clients keep nothing
-        return
-    for i, client in enumerate(clients):
-        kept = states[i]
-        if name == "apfl":
-            kept, share = states[i]
-            np.testing.assert_allclose(client["share"], share, rtol=1e-4)
-        check_model(client["params"], kept)
-
-
-def test_pfedme_keeps_personal_models_near_the_servers():
-    numbers = {"lam": 3.0, "personal_lr": 0.2}
-    method = METHODS["pfedme"](TRAINING, **numbers, personal_steps=2, beta=1.5)
-    start, _, server, clients = simulated(method)
-    form = reference.pfedme(LR, 1.5, **numbers, steps=2)
-    absent = dict.fromkeys(SAMPLES)
-    model, personal = reference.play(form, flat(start[0]), absent, ROUNDS, batches())
+    model, kept = expected(form, flat(start[0]))
     check_model(server[0], model)
     for i, client in enumerate(clients):
-        check_model(client["params"], personal[i])
+        check_model(client["own" if name == "fedrod" else "params"], kept[i])
+
+
+def test_apfl_keeps_a_model_and_its_share():
+    start, _, server, clients = simulated(METHODS["apfl"](TRAINING, alpha=0.3))
+    model, kept = expected(reference.apfl(LR, 0.3), flat(start[0]))
+    check_model(server[0], model)
+    for i, client in enumerate(clients):
+        own, share = kept[i]
+        check_model(client["params"], own)
+        np.testing.assert_allclose(client["share"], share, rtol=1e-4)
 
 
 def test_fedamp_pulls_clients_to_models_like_their_own():
     numbers = {"lam": 2.0, "alpha": 0.5, "sigma": 1.2}
     start, _, server, clients = simulated(METHODS["fedamp"](TRAINING, **numbers))
-    first = flat(jax.tree.map(lambda x: x[0], start[0]))
+    first = dict.fromkeys(SAMPLES, flat(jax.tree.map(lambda x: x[0], start[0])))
     kept = {i: (i, None) for i in SAMPLES}
-    form, models = reference.fedamp(LR, **numbers), dict.fromkeys(SAMPLES, first)
-    models, kept = reference.play(form, models, kept, ROUNDS, batches())
+    models, kept = expected(reference.fedamp(LR, **numbers), first, kept)
     for i, client in enumerate(clients):
         check_model(client["params"], kept[i][1])
         check_model(jax.tree.map(lambda x, i=i: x[i], server[0]), models[i])
@@ -111,8 +141,7 @@ def test_a_server_optimizer_around_a_mean():
     method = method_factory("fedprox+fedyogi")(TRAINING, mu=0.5, **options)
     start, _, server, _ = simulated(method)
     form = reference.optimized(reference.fedprox(LR, 0.5), "fedyogi", **numbers)
-    first = flat(start.server[0])
-    (model, _), _ = reference.play(form, (first, {}), dict.fromkeys(SAMPLES), ROUNDS, batches())
+    (model, _), _ = expected(form, (flat(start.server[0]), {}))
     check_model(server.server[0], model)
 
 
@@ -124,50 +153,36 @@ def test_methods_with_sums_over_all_clients(name):
     start, _, server, clients = simulated(METHODS[name](TRAINING, **options))
     form = getattr(reference, name)(LR, *options.values())
     first = flat(start[0].params), zeros(start[0].params)
-    kept = {i: zeros(start[0].params) for i in SAMPLES}
-    (model, total), states = reference.play(form, first, kept, ROUNDS, batches())
+    (model, total), kept = expected(form, first, {i: zeros(start[0].params) for i in SAMPLES})
     check_model(server[0].params, model)
     check_model(getattr(server[0], of_server), total)
     for i, client in enumerate(clients):
-        check_model(client[kept_as], states[i])
+        check_model(client[kept_as], kept[i])
 
 
 def test_fedrep_shares_extractors_and_keeps_heads_apart():
     start, before, server, clients = simulated(METHODS["fedrep"](TRAINING, head_epochs=2))
-    models = {i: flat(client["params"]) for i, client in enumerate(before)}
+    kept = {i: flat(client["params"]) for i, client in enumerate(before)}
     base = flat({"base": start[0], "head": before[0]["params"]["head"]})
     base = {name: value for name, value in base.items() if name.startswith("base")}
-    form = reference.fedrep(LR, 2)
-    shared, models = reference.play(form, base, models, ROUNDS, batches())
+    shared, kept = expected(reference.fedrep(LR, 2), base, kept)
     head = clients[0]["params"]["head"]
-    check_model({"base": server[0], "head": head}, models[0] | shared)
+    check_model({"base": server[0], "head": head}, kept[0] | shared)
     for i, client in enumerate(clients):
-        check_model(client["params"], models[i])
+        check_model(client["params"], kept[i])
 
 
 @pytest.mark.parametrize("momentum", [1.0, 0.3])
 def test_feddbe_keeps_a_bias_and_pulls_to_the_first_mean(momentum):
     method = METHODS["feddbe"](TRAINING, kappa=5.0, momentum=momentum)
     start, _, server, clients = simulated(method)
-    biases = {i: np.zeros(tiny.K) for i in SAMPLES}
-    form = reference.feddbe(LR, 5.0, momentum)
-    first = flat(start[0].params), None
-    (model, target), biases = reference.play(form, first, biases, ROUNDS, batches())
+    first, biases = (flat(start[0].params), None), {i: np.zeros(tiny.K) for i in SAMPLES}
+    (model, target), biases = expected(reference.feddbe(LR, 5.0, momentum), first, biases)
     check_model(server[0].params, model)
     np.testing.assert_allclose(server[0].mean, target, rtol=1e-5)
     for i, client in enumerate(clients):
         np.testing.assert_allclose(client["bias"], biases[i], rtol=1e-4, atol=1e-6)
     assert (biases[1] != 0).all()
-
-
-def test_fedrod_trains_a_generic_and_a_personal_head():
-    start, _, server, clients = simulated(METHODS["fedrod"](TRAINING, gamma=0.7))
-    form = reference.fedrod(LR, 0.7)
-    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
-    model, heads = reference.play(form, first, absent, ROUNDS, batches())
-    check_model(server[0], model)
-    for i, client in enumerate(clients):
-        check_model(client["own"], heads[i])
 
 
 def test_gpfl_guides_features_by_embeddings_that_all_share():
@@ -190,8 +205,7 @@ def test_gpfl_guides_features_by_embeddings_that_all_share():
     for i, head in enumerate(heads):
         flattened = whole(start[0], head)
         kept[i] = {k: v for k, v in flattened.items() if k.startswith("head")}, None
-    form = reference.gpfl(LR, 0.3, 0.2)
-    (shared, _), kept = reference.play(form, (first, 0), kept, ROUNDS, batches())
+    (shared, _), kept = expected(reference.gpfl(LR, 0.3, 0.2), (first, 0), kept)
     after = named(server[0]) | whole(server[0], heads[0])
     check_model({k: after[k] for k in shared}, shared, rtol=1e-4)
     for i, client in enumerate(clients):
@@ -214,8 +228,7 @@ def test_fedcp_splits_features_between_two_heads(monkeypatch):
 
     start, before, server, clients = simulated(METHODS["fedcp"](TRAINING, lam=0.7))
     kept = {i: (None, np.asarray(before[i]["context"], np.float64)) for i in SAMPLES}
-    form = reference.fedcp(LR, 0.7, noise)
-    model, kept = reference.play(form, named(start[0]), kept, ROUNDS, batches())
+    model, kept = expected(reference.fedcp(LR, 0.7, noise), named(start[0]), kept)
     check_model(named(server[0]), model, rtol=1e-4)
     for i, client in enumerate(clients):
         head, _ = kept[i]
@@ -223,41 +236,12 @@ def test_fedcp_splits_features_between_two_heads(monkeypatch):
         check_model({k: own[k] for k in head}, head, rtol=1e-4)
 
 
-def test_fedbabu_averages_extractors_behind_one_head():
-    start, _, server, _ = simulated(METHODS["fedbabu"](TRAINING))
-    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
-    model, _ = reference.play(reference.fedbabu(LR), first, absent, ROUNDS, batches())
-    check_model(server[0], model)
-
-
-@pytest.mark.parametrize("variant", ["hessian", "first_order"])
-def test_perfedavg_descends_where_a_step_leads(variant):
-    """Parts are of one sample, and some of none."""
-    parts = 3 if variant == "hessian" else 2
-    recipe = dataclasses.replace(TRAINING, batch_size=1)
-    start, _, server, _ = simulated(METHODS["perfedavg"](recipe, alpha=0.3, variant=variant))
-    form = reference.perfedavg(LR, 0.3, variant == "hessian")
-    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
-    model, _ = reference.play(form, first, absent, ROUNDS, batches(parts))
-    check_model(server[0], model, rtol=1e-4)
-
-
-@pytest.mark.parametrize("q", [0.0, 0.5, 3.0])
-def test_qfedavg_goes_further_for_the_worst_clients(q):
-    """q = 0 is the uniform mean."""
-    start, _, server, _ = simulated(METHODS["qfedavg"](TRAINING, q=q, lipschitz=1 / LR))
-    first, absent = flat(start[0]), dict.fromkeys(SAMPLES)
-    model, _ = reference.play(reference.qfedavg(LR, q, 1 / LR), first, absent, ROUNDS, batches())
-    check_model(server[0], model)
-
-
 @pytest.mark.parametrize("rate", [0.01, 2.0])
 def test_agnostic_shares_follow_the_losses(rate):
     """With the large rate, clients are left with no share."""
     start, _, server, _ = simulated(METHODS["agnostic"](TRAINING, rate=rate))
-    form, absent = reference.agnostic(LR, rate), dict.fromkeys(SAMPLES)
     first = flat(start.models[0]), np.full(3, 1 / 3)
-    (model, lam), _ = reference.play(form, first, absent, ROUNDS, batches())
+    (model, lam), _ = expected(reference.agnostic(LR, rate), first)
     assert (lam.min() == 0) == (rate > 1)
     check_model(server.models[0], model)
     np.testing.assert_allclose(server.shares, lam, rtol=1e-4, atol=1e-6)
