@@ -1,16 +1,25 @@
+"""FedAvg, FedPer and LG-FedAvg against NumPy: their clients, and the means of the first two."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.fedper import fedper
+from fedjax_ht.methods.shared.architectures import extractor, groups_of
 from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean
+from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import DenseHead
 from fedjax_ht.simulation.serving import server_round
 from tests import tiny
 from tests.reference import averaging, linear_client
 from tests.standard import served
-from tests.tiny import BATCHES, BUCKET, IN_ONE_BUCKET, LR, ONE_BUCKET, TRAINING
+from tests.tiny import BATCHES, BUCKET, DATA, IN_ONE_BUCKET, LR, ONE_BUCKET, TRAINING
 
 SAMPLES = {0: 5, 1: 40, 2: 12}
 MODELS = {
@@ -65,16 +74,61 @@ def test_weighted_mean_keeps_dtypes_and_reads_no_row_of_weight_zero():
     np.testing.assert_allclose([got["x"], got["y"][0]], [2, 4], rtol=1e-3)
 
 
-def test_a_client_trains_the_model_it_received():
-    method = fedavg(TRAINING)
+# the part of a model that the server has; None: all of it
+PARTS = {"fedavg": None, "fedper": "base", "lg_fedavg": "head"}
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_client_trains_the_servers_part_beside_its_own_rest(name, weighting):
+    method, part = METHODS[name](TRAINING, weighting), PARTS[name]
     server = method.init_server(ONE_BUCKET, jax.random.key(1))
     state = method.init_client(BUCKET, tiny.context(0))
-    received, trained, uplink, metrics = tiny.play(method, state, server)
-    tiny.check_equal(received["params"], server)
-    kept = method.receive(BUCKET, state | {"stats": 3}, server, None, None)
+    downlink = method.broadcast(ONE_BUCKET, BUCKET, server, tiny.context(0))
+    received, trained, uplink, metrics = tiny.play(method, state, downlink)
+    taken = downlink if part is None else {part: downlink}
+    tiny.check_equal(received["params"], state["params"] | taken)
+    kept = method.receive(BUCKET, state | {"stats": 3}, downlink, None, None)
     assert kept["stats"] == 3  # batch statistics stay the client's own
-    want, loss, _ = linear_client.train(tiny.flat_params(server), BATCHES, LR)
+    want, loss, _ = linear_client.train(tiny.flat_params(received["params"]), BATCHES, LR)
     tiny.check_model(trained["params"], want)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    tiny.check_equal(uplink.params, trained["params"])
-    assert uplink.num_samples.value == 10
+    sent, num_samples = uplink
+    tiny.check_equal(sent, trained["params"] if part is None else trained["params"][part])
+    assert num_samples.value == 10 if weighting == "samples" else num_samples == ()
+    x = DATA.preprocess(DATA.inputs)
+    scores = method.predict(BUCKET, trained, None, x, jnp.ones(len(x), bool))["head"]
+    logits = linear_client.logits(want, tiny.pixels(DATA))
+    np.testing.assert_allclose(scores, logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_fedper_averages_extractors_of_one_architecture_whatever_their_heads(weighting):
+    """Clients 0 and 3 have another architecture, of which nobody arrives; 1, 4 and 2, 5 have one
+    extractor and two heads. Client 2 has no samples, and weighs nothing."""
+    models = {
+        "other": mlp(2, (5, 3)),
+        "plain": SplitModel(tiny.Flat(3), Linear(2)),
+        "deep": SplitModel(tiny.Flat(3), DenseHead((4,), 2)),
+    }
+    federation = make_federation(models, (2, 2, 1), 2, assignment=[*models] * 2)
+    counts, arrived = [3, 5, 0, 2, 1, 7], (1, 2, 4, 5)
+    expected = [["other"], ["deep", "plain"]]
+    assert [sorted(b.name for b in group) for group in groups_of(federation, extractor)] == expected
+    method, by_samples = fedper(TRAINING, weighting), weighting == "samples"
+    server, uplinks = method.init_server(federation, jax.random.key(0)), {}
+    for i, count in enumerate(counts):
+        row = tiny.shift(server[0 if i in (0, 3) else 1], i)
+        uplinks[i] = ModelUplink(row, Metadata(np.int32(count)) if by_samples else ())
+    received = tiny.receive(uplinks, tiny.members(federation), enumerate(counts), arrived)
+    new, _ = served(method, federation, server, received)
+    tiny.check_equal(new[0], server[0])
+    weights = [counts[i] if by_samples else float(counts[i] > 0) for i in arrived]
+
+    def check(new, *uploads):
+        np.testing.assert_allclose(new, averaging.weighted_mean(uploads, weights), rtol=1e-5)
+
+    jax.tree.map(check, new[1], *(uplinks[i].params for i in arrived))
+    for bucket in federation.buckets:
+        sent = method.broadcast(federation, bucket, new, None)
+        tiny.check_equal(sent, new[bucket.name != "other"])
