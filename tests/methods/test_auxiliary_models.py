@@ -1,6 +1,5 @@
-"""FedMRL against NumPy: nested logits, a client's round, the mean."""
+"""FML and FedMRL against NumPy, and the means of their servers and of FedAPEN's."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +7,18 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedmrl import MIXER, fedmrl, shared_width
+from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.methods.shared.small_part import mixed_features
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from tests import tiny
+from tests.methods.test_fedktl import Whole
 from tests.reference import averaging, mutual
 from tests.standard import served
-from tests.tiny import BATCHES, DATA, LR, TRAINING
+from tests.tiny import BATCHES, BUCKET, DATA, FEDERATION, LR, TRAINING
 
 
 def federation_of(width: int, shared_width: int):
@@ -30,10 +32,72 @@ def flat(client) -> dict:
 
 
 @pytest.mark.parametrize(
+    ("options", "alpha", "beta"),
+    [({}, 0.5, 0.5), ({"alpha": 0.9, "beta": 0.2}, 0.9, 0.2), ({"variant": "released"}, 0.5, 0.5)],
+    ids=str,
+)
+def test_a_client_of_fml_trains_two_models(options, alpha, beta):
+    method = fml(TRAINING, **options)
+    server = tiny.shift(method.init_server(FEDERATION, jax.random.key(1)), 1)
+    client = method.init_client(BUCKET, tiny.context(0))
+    _, trained, uplink, metrics = tiny.play(method, client, server)
+    models = {"own": tiny.flat_params(client["params"]), "shared": tiny.flat_params(server)}
+    released = options.get("variant") == "released"
+    losses = mutual.fml(alpha, beta, 1 / 4 if released else 1.0)
+    want, loss = mutual.train(losses, models, BATCHES, LR, joint=released)
+    tiny.check_models(tiny.flat_pair(trained), want)
+    tiny.check_model(uplink, want["shared"])
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+
+
+NORMED = tiny.normed_federation()
+SERVERS = {  # the method, and the weights of clients of three and of five samples
+    "fml": (fml(TRAINING), [1.0, 1.0]),
+    "fedapen": (fedapen(TRAINING), [1.0, 1.0]),
+    "fedmrl": (fedmrl(TRAINING), [3.0, 5.0]),
+    "fedmrl, uniform": (fedmrl(TRAINING, "uniform"), [1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_averages_the_models_of_clients_with_samples(name):
+    """FedAPEN's with their batch statistics; without such a client its own model stays."""
+    method, weights = SERVERS[name]
+    old = method.init_server(NORMED, jax.random.key(0))
+    assert old.keys() == ({"params", "stats"} if name == "fedapen" else {"base", "head"})
+    models = {i: tiny.shift(old, i) for i in range(3)}
+
+    def after(samples):
+        uplinks = {}
+        for i, model in models.items():
+            count = Metadata(jnp.int32(samples[i])) if name == "fedmrl" else ()
+            uplinks[i] = ModelUplink(model, count) if method.name == "fedmrl" else model
+        return served(method, NORMED, old, tiny.receive(uplinks, samples=samples))[0]
+
+    def check(new, *uploads):
+        mean = averaging.weighted_mean(list(uploads), weights)
+        np.testing.assert_allclose(new, mean, rtol=1e-5, atol=1e-6)
+
+    jax.tree.map(check, after({0: 3, 1: 0, 2: 5}), models[0], models[2])
+    tiny.check_equal(after(dict.fromkeys(models, 0)), old)
+
+
+def test_batch_statistics_of_fml_stay_with_the_client():
+    """Of FML, and of FedMRL, which receives alike."""
+    (bucket,), method, ctx = NORMED.buckets, fml(TRAINING), tiny.context(0)
+    server = method.init_server(NORMED, jax.random.key(1))
+    client = method.init_client(bucket, ctx)
+    client["shared"]["stats"] = tiny.shift(client["shared"]["stats"], 1)
+    received = method.receive(bucket, client, server, None, ctx)
+    tiny.check_equal(received["shared"], {**client["shared"], "params": server})
+    tiny.check_equal(received["params"], client["params"])
+
+
+@pytest.mark.parametrize(
     ("width", "shared_width", "dim", "nested"),
     [(3, 2, None, 2), (4, 4, None, 1), (4, 4, 2, 2), (3, 3, 3, 3)],
 )
-def test_client_round_equals_the_reference(width, shared_width, dim, nested):
+def test_a_client_of_fedmrl_trains_three_parts(width, shared_width, dim, nested):
     federation = federation_of(width, shared_width)
     (bucket,), method = federation.buckets, fedmrl(TRAINING, dim=dim)
     method.check(federation)
@@ -61,31 +125,6 @@ def test_heads_predict_from_the_fused_features_and_from_their_first_entries():
     assert mixed_features(MIXER, bucket, client, x, mask).shape == (7, 3)
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_shared_model_is_the_mean_of_those_that_arrived(weighting):
-    method, samples = fedmrl(TRAINING, weighting), {0: 3, 1: 0, 2: 5}
-    old = method.init_server(tiny.FEDERATION, jax.random.key(0))
-    uplinks = {}
-    for i, count in samples.items():
-        sent = Metadata(jnp.int32(count)) if weighting == "samples" else ()
-        uplinks[i] = ModelUplink(tiny.shift(old, i), sent)
-    new, _ = served(method, tiny.FEDERATION, old, tiny.receive(uplinks, samples=samples))
-    weights = [3.0, 5.0] if weighting == "samples" else [1.0, 1.0]
-    for name, value in tiny.flat_params(new).items():
-        rows = [tiny.flat_params(uplinks[i].params)[name] for i in (0, 2)]
-        np.testing.assert_allclose(value, averaging.weighted_mean(rows, weights), rtol=1e-5)
-
-
-def test_the_private_part_and_batch_statistics_stay_with_the_client():
-    federation = tiny.normed_federation()
-    (bucket,), method, ctx = federation.buckets, fedmrl(TRAINING), tiny.context(0)
-    server = method.init_server(federation, jax.random.key(1))
-    client = tiny.shift(method.init_client(bucket, ctx), 1)
-    received = method.receive(bucket, client, server, None, ctx)
-    want = client | {"shared": {"params": server, "stats": client["shared"]["stats"]}}
-    tiny.check_equal(received, want)
-
-
 def test_a_quarter_of_the_features_nests_by_default():
     """HtFLlib's 128 of 512; a shared model that is narrower keeps its width."""
     shared = federation_of(512, 512).shared
@@ -94,26 +133,10 @@ def test_a_quarter_of_the_features_nests_by_default():
     assert shared_width(shared, 512, 512) == 512
 
 
-class Unsplit(nn.Module):
-    """A model that is no SplitModel."""
-
-    def setup(self):
-        self.base, self.head = Linear(3), Linear(4)
-
-    def features(self, x, train=False, mask=None):
-        return self.base(x.reshape(len(x), -1))
-
-    def classify(self, features):
-        return self.head(features)
-
-    def __call__(self, x):
-        return self.classify(self.features(x))
-
-
 def test_widths_that_cannot_be_are_named():
     models = {f"w{k}": SplitModel(tiny.Flat(k), Linear(4)) for k in (8, 12)}
     mixed = make_federation(models, (2, 2, 1), 4, num_clients=2, shared=models["w8"])
-    unsplit = make_federation({"mine": Unsplit()}, (2, 2, 1), 4, num_clients=1)
+    unsplit = make_federation({"mine": Whole()}, (2, 2, 1), 4, num_clients=1)
     for federation, dim, line in (
         (federation_of(3, 4), None, "the shared model has 4 features, more than the 3 of"),
         (federation_of(3, 4), 4, "the shared model has 4 features, more than the 3 of"),
