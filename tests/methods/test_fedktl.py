@@ -77,11 +77,8 @@ def local_batches(available, size, released=False):
 
 def test_images_cross_the_wire_in_the_generators_range():
     """-1 to 1, which noise is added to; clients map them back, see the next test."""
-    sent = (
-        method_of()
-        .broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), tiny.context(0))
-        .images
-    )
+    server = server_of(jnp.asarray(AVAILABLE))
+    sent = method_of().broadcast(FEDERATION, BUCKET, server, tiny.context(0)).images
     np.testing.assert_allclose(sent.values[AVAILABLE], 2 * IMAGES[AVAILABLE] - 1, rtol=1e-6)
     assert sent.values[AVAILABLE].min() < -0.5
 
