@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from fedjax_ht.core.contract import require_server_statistics
 from fedjax_ht.core.federation import make_federation, make_sliced_federation
@@ -36,18 +37,14 @@ FEDERATION = make_sliced_federation(dense, RATES, SHAPE, C)
 W = FEDERATION.global_model.module.init(jax.random.key(3), jnp.zeros((1, *SHAPE)))["params"]
 
 
+NAMES = {"base/fc1/kernel": "k1", "base/fc1/bias": "b1", "base/fc2/kernel": "k2"}
+NAMES |= {"base/fc2/bias": "b2", "head/kernel": "hk", "head/bias": "hb"}
+
+
 def flat(params) -> reference.Model:
     """A model's parameters as the reference names them."""
-    base, head = params["base"], params["head"]
-    named = {
-        "k1": base["fc1"]["kernel"],
-        "b1": base["fc1"]["bias"],
-        "k2": base["fc2"]["kernel"],
-        "b2": base["fc2"]["bias"],
-        "hk": head["kernel"],
-        "hb": head["bias"],
-    }
-    return {name: np.asarray(value, np.float64) for name, value in named.items()}
+    named = flatten_dict(params, sep="/")
+    return {name: np.asarray(named[path], np.float64) for path, name in NAMES.items()}
 
 
 def check(params, expected, rate: float = 1.0) -> None:

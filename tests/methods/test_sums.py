@@ -11,7 +11,6 @@ from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.wire import Masked, from_leaves, is_payload, leaves_of
 from fedjax_ht.data.client_data import with_public
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.registry import FACTORIES
 from fedjax_ht.trust.disclosure import traced_round
 from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_data, federation_for
 from tests.method_wires import settings
@@ -53,7 +52,7 @@ VARIANTS = [  # whose weights or masks are others
     ("fiarse", {"variant": "released"}),
     ("fedssa", {"owners": "summed", "clock": "round"}),
 ]
-FAST = ("fedavg", "lg_fedavg", "fd")
+FAST = ("fedavg", "lg_fedavg", "fd", "fedssa")
 
 
 def test_servers_say_what_they_read():
@@ -80,9 +79,7 @@ def moved(name: str, **options) -> tuple[float, float]:
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             x = rng.normal(size=shape) if shift else rng.uniform(1, 9, shape)
         else:
-            x = rng.integers(0, 2 if leaf.dtype == bool else 9, shape) + (
-                0 if leaf.dtype == bool else 1
-            )
+            x = rng.integers(0, 2, shape) if leaf.dtype == bool else rng.integers(1, 10, shape)
         if set(PAIR) <= set(rows) and not shift:
             x[rows.index(PAIR[1])] = x[rows.index(PAIR[0])]
         return x.astype(leaf.dtype)
@@ -159,20 +156,3 @@ OTHERS = ["fedtgp", "fedgh", "fedgen", "fedssa", "feddropout", "fedkd"]
 @pytest.mark.parametrize("name, options", [case(name) for name in OTHERS])
 def test_a_server_of_uploads_does(name, options):
     assert moved(name)[0] > 1e-4
-
-
-def test_the_check_sees_a_server_that_reads_one_upload(monkeypatch):
-    method = METHODS["lg_fedavg"]
-
-    def first(training):
-        made = method(training)
-
-        def server_update(federation, server, received, ctx):
-            new, metrics = made.server_update(federation, server, received, ctx)
-            largest = jnp.max(next(iter(received.values())).uplink.head["bias"])
-            return jax.tree.map(lambda x: x + 1e-3 * largest, new), metrics
-
-        return made._replace(server_update=server_update)
-
-    monkeypatch.setitem(FACTORIES, "lg_fedavg", first)
-    assert moved.__wrapped__("lg_fedavg")[0] > 1e-5
