@@ -17,7 +17,6 @@ from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
-    COMPOSED,
     NUM_CLIENTS,
     ONE_ARCHITECTURE,
     TEST_COUNTS,
@@ -119,12 +118,6 @@ def test_recorded_numbers_of_released_forms(name):
     method, federation = released_form(name), federation_for(name)
     sim = make_simulation(method, federation, federation_data(federation), options_for(name))
     check_recorded(f"{name} released", numbers(*played(sim, 3)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMPOSED)
-def test_recorded_numbers_of_composed_methods(name):
-    check_recorded(name, numbers(*history(name)))
 
 
 @thoroughly
@@ -330,11 +323,3 @@ def test_smallest_clients(name):
     assert report.arrived == 1 and changed(federation, start, after) <= {3}
     assert finite((after.server, after.clients, report.metrics, report.server_metrics))
     assert identical(learned(after.server), learned(start.server))
-
-
-@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fml"])
-def test_a_client_without_samples_weighs_nothing(name):
-    """Client 3 has none. The mean is by samples (FedAvg) or uniform."""
-    sim, start = simulation(name), history(name)[0][0]
-    beside, alone, by_itself = (play(sim, start, ids)[0].server for ids in ([0, 4, 3], [0, 4], [3]))
-    assert identical(beside, alone) and not identical(alone, by_itself)
