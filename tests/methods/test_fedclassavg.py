@@ -64,18 +64,16 @@ def test_client_update_equals_the_reference(options, used, last_round):
     data = tiny.client_data(LABELS, padding=1)
     state, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
     _, trained, uplink, metrics = tiny.play(method, state, head, data=data, ctx=ctx)
+
+    def after_pass(params, left: int):
+        batches = list(views(data, jax.random.fold_in(ctx.key, left)))
+        return reference.local_pass(params, batches, LR, **used)
+
     want = tiny.flat_params(state["params"])
     if last_round == NEWCOMER:
-        want, _ = reference.local_pass(
-            want, list(views(data, jax.random.fold_in(ctx.key, 2))), LR, **used
-        )
-    want |= {
-        "head_kernel": np.asarray(head["kernel"], np.float64),
-        "head_bias": np.asarray(head["bias"], np.float64),
-    }
-    want, loss = reference.local_pass(
-        want, list(views(data, jax.random.fold_in(ctx.key, 1))), LR, **used
-    )
+        want, _ = after_pass(want, 2)
+    want |= {f"head_{name}": np.asarray(value, np.float64) for name, value in head.items()}
+    want, loss = after_pass(want, 1)
     tiny.check_model(trained["params"], want, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     tiny.check_equal(uplink.head, trained["params"]["head"])

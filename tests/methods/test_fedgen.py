@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import diversity_loss
@@ -33,11 +34,7 @@ both_variants = pytest.mark.parametrize("variant", VARIANTS)
 
 def flat_generator(generator) -> dict[str, np.ndarray]:
     """Returns the generator's parameters under the reference's names."""
-    named = {
-        f"{layer}_{name}": value
-        for layer, part in generator.items()
-        for name, value in part.items()
-    }
+    named = flatten_dict(generator, sep="_")
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
@@ -53,13 +50,10 @@ def server_draws(key, size: int, label_counts):
     """(noise, labels) of each step of the server."""
     for step in range(STEPS):
         label_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
-        labels = jax.random.categorical(
-            label_key, jnp.log(jnp.asarray(label_counts, jnp.float32)), shape=(size,)
-        )
-        yield (
-            np.asarray(jax.random.uniform(noise_key, (size, NOISE)), np.float64),
-            np.asarray(labels),
-        )
+        logits = jnp.log(jnp.asarray(label_counts, jnp.float32))
+        labels = jax.random.categorical(label_key, logits, shape=(size,))
+        noise = jax.random.uniform(noise_key, (size, NOISE))
+        yield np.asarray(noise, np.float64), np.asarray(labels)
 
 
 @both_variants
@@ -154,10 +148,8 @@ def test_the_paper_waits_for_a_trained_generator(variant):
     server = method.init_server(FEDERATION, jax.random.key(1))
     downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
     assert bool(downlink.ready.value) == (variant == "released")
-    masks = [
-        x.mask for x in jax.tree.leaves(downlink.generator, is_leaf=lambda x: isinstance(x, Masked))
-    ]
-    assert len(masks) == 6 and all(bool(m) == (variant == "released") for m in masks)
+    parts = jax.tree.leaves(downlink.generator, is_leaf=lambda x: isinstance(x, Masked))
+    assert [bool(part.mask) for part in parts] == 6 * [variant == "released"]
     # any label, as long as nobody told
     np.testing.assert_array_equal(downlink.label_counts.value, np.ones(C))
 

@@ -147,7 +147,6 @@ def test_released_clients_are_sent_compressed_weights_once_there_are_any():
 
 def test_thresholds_may_be_arguments_of_a_program():
     """Methods that vary have such thresholds. At threshold 1 the mean is sent whole."""
-
     ctx = tiny.context(round=6)
     old = uncompressed().init_server(FEDERATION, jax.random.key(0))
     heard = tiny.receive(uplinks_of(old.params))

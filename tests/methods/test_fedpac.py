@@ -13,10 +13,10 @@ from tests import tiny
 from tests.reference import fedpac as reference
 from tests.reference import linear_client
 from tests.reference import one_architecture as clients
-from tests.reference.gradients import numerical_gradient
+from tests.reference.gradients import sgd_step
 from tests.reference.prototype_losses import sample_prototype_mse
 from tests.standard import served
-from tests.tiny import BUCKET, LR, check_equal, check_model, model
+from tests.tiny import BUCKET, LR, C, K, check_equal, check_model, model
 from tests.tiny import ONE_BUCKET as FEDERATION
 from tests.tiny import SHORT_BATCHES as BATCHES
 from tests.tiny import SHORT_TRAINING as TRAINING
@@ -24,7 +24,6 @@ from tests.tiny import SHORT_TRAINING as TRAINING
 LABELS = tiny.LABELS[:5]
 play = functools.partial(tiny.play, data=tiny.SHORT_DATA)
 
-C, K = 4, 3
 MEANS = np.random.default_rng(1).normal(size=(C, K)).astype(np.float32)
 KNOWN = np.array([True, True, False, True])
 
@@ -44,14 +43,10 @@ def test_a_client_trains_its_head_and_then_the_extractor():
         pull = sample_prototype_mse(rows, y, everyone, MEANS, KNOWN)
         return linear_client.loss(params, x, y) + 0.7 * pull
 
-    for x_batch, y in BATCHES:
-        before = params
-        for k in ("base_kernel", "base_bias"):
-
-            def of(part, k=k, x=x_batch, y=y, before=before):
-                return loss({**before, k: part}, x, y)
-
-            params = params | {k: before[k] - LR * numerical_gradient(of, before[k])}
+    base = {k: params[k] for k in ("base_kernel", "base_bias")}
+    for batch in BATCHES:
+        base = sgd_step(lambda part, batch=batch: loss({**params, **part}, *batch), base, LR)
+    params |= base
     check_model(trained["params"], params)
     check_equal(uplink.params, trained["params"])
     np.testing.assert_array_equal(uplink.classes.mask, [True, False, True, True])

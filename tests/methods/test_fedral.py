@@ -22,10 +22,6 @@ ANGLES = np.random.default_rng(0).normal(size=(3, R, R)).astype(np.float32)
 STALE = Masked(jnp.full((R, R), 77.0), jnp.ones((R, R), bool))
 
 
-def everywhere(value=0.0) -> Masked:
-    return Masked(jnp.full((R, R), value), jnp.ones((R, R), bool))
-
-
 def serve(weighting: str, clients, samples=SAMPLES) -> Masked:
     """The server's matrix after uploads of these clients."""
     uplinks = {}
@@ -181,7 +177,7 @@ def test_the_matrix_comes_down_without_indices_where_its_size_tells_the_blocks(o
 
 
 def test_a_size_that_no_blocks_have_is_refused():
-    form = jax.eval_shape(lambda: everywhere()._replace(pattern=BY_SIZE))
+    form = jax.eval_shape(lambda: STALE._replace(pattern=BY_SIZE))
     for number in (1, 5, 37):
         with pytest.raises(ValueError, match=rf"rows of float32 \({number},\); it must be"):
             unpack(form, {"000.rows": np.zeros(number, np.float32)}, "the uplink")

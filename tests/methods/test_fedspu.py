@@ -1,39 +1,30 @@
 """FedSPU against NumPy, over whole rounds, and what it scores."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax.traverse_util import flatten_dict
 
 from fedjax_ht.core.federation import make_sliced_federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods.fedspu import fedspu
 from fedjax_ht.methods.shared.partial_training import slice_plan
 from fedjax_ht.models.sliced import parameter_axes, sliced_model
 from tests import tiny
 from tests.federations import SlicedDense
+from tests.methods.test_fjord import NAMES, flat
 from tests.reference import fedspu as reference
 from tests.reference import fjord, slicing
 from tests.standard import served
+from tests.tiny import LR, TRAINING
 
-LR, SHAPE = 0.3, (2, 2, 1)
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+SHAPE = (2, 2, 1)
 FEDERATION = make_sliced_federation(
     lambda rate: sliced_model(SlicedDense((5, 4), rate), 3), (0.5, 0.5, 1.0), SHAPE, 3
 )
 LABELS = {0: [0, 1, 1, 2, 0, 1], 1: [2, 2, 0], 2: [1, 0, 2, 1, 1, 0]}
 DATA = {i: tiny.client_data(labels, seed=i) for i, labels in LABELS.items()}
-NAMES = {"base/fc1/kernel": "k1", "base/fc1/bias": "b1", "base/fc2/kernel": "k2"}
-NAMES |= {"base/fc2/bias": "b2", "head/kernel": "hk", "head/bias": "hb"}
 METHOD = fedspu(TRAINING)
-
-
-def flat(params) -> dict[str, np.ndarray]:
-    named = flatten_dict(params, sep="/")
-    return {name: np.asarray(named[path], np.float64) for path, name in NAMES.items()}
+broadcast = jax.jit(METHOD.broadcast, static_argnums=(0, 1))
 
 
 def held_entries(server, ctx, bucket) -> dict[str, np.ndarray]:
@@ -43,13 +34,6 @@ def held_entries(server, ctx, bucket) -> dict[str, np.ndarray]:
     axes = flatten_dict(parameter_axes(FEDERATION.global_model.module, server), sep="/")
     shapes = {path: np.asarray(x) for path, x in flatten_dict(server, sep="/").items()}
     return {NAMES[path]: x for path, x in slicing.mask(shapes, axes, plan).items()}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def play(bucket, server, client, data, ctx):
-    downlink = METHOD.broadcast(FEDERATION, bucket, server, ctx)
-    client = METHOD.receive(bucket, client, downlink, data, ctx)
-    return METHOD.client_update(bucket, client, downlink, data, ctx)[:2]
 
 
 def test_two_rounds_equal_the_reference():
@@ -63,7 +47,10 @@ def test_two_rounds_equal_the_reference():
             samples = len(LABELS[i])
             ctx = tiny.context(i, i, round=round, samples=samples)
             ctx = ctx._replace(shared_key=jax.random.key(round + 5))
-            clients[i], uploads[i] = play(buckets[i], server, clients[i], DATA[i], ctx)
+            downlink = broadcast(FEDERATION, buckets[i], server, ctx)
+            _, clients[i], uploads[i], _ = tiny.play(
+                METHOD, clients[i], downlink, data=DATA[i], ctx=ctx, bucket=buckets[i]
+            )
             held = held_entries(server, ctx, buckets[i])
             own[i] = reference.received(own[i], w, held)
             own[i] = reference.train(own[i], held, tiny.batches(DATA[i])[: samples // 3], LR)

@@ -27,15 +27,8 @@ FLAT = tiny.flat_params(W)
 SHARES = (1.0, 0.6, 0.3)
 
 
+@functools.cache
 def served(method) -> list[Server]:
-    """The server's state with the model W."""
-    (server,) = method.init_server(FEDERATION, jax.random.key(0))
-    sizes = np.sort(np.concatenate([np.abs(v).ravel() for v in FLAT.values()]))[::-1]
-    places = [held_entries(share, len(sizes)) - 1 for share in SHARES]
-    return [server._replace(params=W, thresholds=jnp.asarray(sizes[places], jnp.float32))]
-
-
-def served_by_layer(method) -> list[Server]:
     """The server's state with the model W after a round in which nobody changed it."""
     start = [method.init_server(FEDERATION, jax.random.key(0))[0]._replace(params=W)]
     still = W_ENTRIES * 0
@@ -49,10 +42,8 @@ def flat(entries) -> dict[str, np.ndarray]:
     return tiny.flat_params(entries_of(BUCKET, W).model(jnp.asarray(entries), jnp.zeros(0)))
 
 
-def sent_to(method, i: int, by_layer: bool = False) -> Message:
-    ctx = tiny.context(i)
-    server = served_by_layer(method) if by_layer else served(method)
-    return method.broadcast(FEDERATION, BUCKET, server, ctx)
+def sent_to(method, i: int) -> Message:
+    return method.broadcast(FEDERATION, BUCKET, served(method), tiny.context(i))
 
 
 @pytest.mark.parametrize(
@@ -67,21 +58,17 @@ def sent_to(method, i: int, by_layer: bool = False) -> Message:
 )
 def test_a_client_trains_its_largest_entries(variant, i, masks):
     method = fiarse(TRAINING, shares=SHARES, variant=variant, masks=masks)
-    by_layer = masks == "layer"
-    downlink = sent_to(method, i, by_layer)
-    start = {"params": model(9), "stats": {}}
-    received, trained, uplink, metrics = play(method, start, downlink)
+    by_layer, start = masks == "layer", {"params": model(9), "stats": {}}
+    received, trained, uplink, metrics = play(method, start, sent_to(method, i))
     params, held = reference.client(
         FLAT, SHARES[i], BATCHES, LR, variant == "paper", by_layer=by_layer
     )
     check_model(received["params"], {k: v * held[k] for k, v in FLAT.items()})
     change = {k: (FLAT[k] - params[k]) * held[k] for k in params}
     values = jnp.where(uplink.weights.mask, uplink.weights.values, 0)
-    for name, value in flat(values).items():
-        np.testing.assert_allclose(value, change[name], rtol=1e-3, atol=1e-6, err_msg=name)
+    check_model(flat(values), change, rtol=1e-3)
     expected = held if variant == "paper" else {k: v != 0 for k, v in change.items()}
-    for name, value in flat(uplink.weights.mask.astype(jnp.float32)).items():
-        np.testing.assert_array_equal(value.astype(bool), expected[name], err_msg=name)
+    check_equal(flat(uplink.weights.mask.astype(jnp.float32)), expected)
     # it predicts by what is still as large
     still = reference.mask(params, reference.thresholds(FLAT, SHARES[i], by_layer))
     check_model(trained["params"], {k: v * still[k] for k, v in params.items()})
@@ -126,15 +113,14 @@ def test_an_entry_is_averaged_over_its_holders():
 def test_thresholds_of_layers_are_those_of_their_own_entries():
     """Each layer keeps its share, by a threshold of its own."""
     method = fiarse(TRAINING, shares=SHARES, masks="layer")
-    (server,) = served_by_layer(method)
+    (server,) = served(method)
     assert server.thresholds.shape == (len(SHARES), 2)
     for i, share in enumerate(SHARES):
         want = reference.thresholds(FLAT, share, True)
         assert set(np.float32(list(want.values()))) == set(np.asarray(server.thresholds[i]))
         message = method.broadcast(FEDERATION, BUCKET, [server], tiny.context(i))
         held = flat(message.weights.mask.astype(jnp.float32))
-        for name, value in reference.mask(FLAT, want).items():
-            np.testing.assert_array_equal(held[name].astype(bool), value, err_msg=name)
+        check_equal(held, reference.mask(FLAT, want))
 
 
 def test_an_entry_that_nobody_holds_stays():

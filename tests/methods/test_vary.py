@@ -27,17 +27,14 @@ FIXED = {
 
 def numbers(name: str) -> dict[str, float]:
     """The options that need not be whole, and the learning rate."""
-    parameters = list(options_of(method_factory(name)).values())[1:]
-    options = {p.name: settings(name).get(p.name, p.default) for p in parameters}
-    optional = {
-        p.name: 0.5
-        for p in parameters
-        if options[p.name] is None and kind_of(p.annotation) is float
-    }
-    floats = {key: value for key, value in (options | optional).items() if type(value) is float}
-    return {"rate": 0.05} | {
-        key: value for key, value in floats.items() if key not in FIXED.get(name, ())
-    }
+    found = {"rate": 0.05}
+    for p in list(options_of(method_factory(name)).values())[1:]:
+        value = settings(name).get(p.name, p.default)
+        if value is None and kind_of(p.annotation) is float:
+            value = 0.5
+        if type(value) is float and p.name not in FIXED.get(name, ()):
+            found[p.name] = value
+    return found
 
 
 def maker(name: str):
