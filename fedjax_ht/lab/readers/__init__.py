@@ -1,4 +1,4 @@
-"""Data sets that a federation can be made of: `load_dataset` reads every kind of them."""
+"""Readers of data sets; `load_dataset` handles every kind."""
 
 from fedjax_ht.lab.readers.registry import (
     dataset_names,

@@ -1,4 +1,4 @@
-"""Client folders of PFLlib and HtFLlib: a split that another federated library has made."""
+"""Reads the client folders of PFLlib and HtFLlib, split by those libraries."""
 
 import io
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _ORIGIN = Origin(
 
 
 class _Part(NamedTuple):
-    """A client's training or test samples, of which kind, and their labels."""
+    """A client's training or test samples, with their kind and labels."""
 
     kind: str
     inputs: np.ndarray
@@ -35,32 +35,32 @@ class _Part(NamedTuple):
 
 
 def read_client_folders(root: Path, options: ReadOptions) -> Raw:
-    """Reads train/ID.npz and test/ID.npz of a folder.
+    """Reads train/ID.npz and test/ID.npz from a folder.
 
-    Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
-    without validation sets. Nothing in the pickled files is run. x and y are arrays, or lists of
-    them. What the samples are goes by x:
+    Samples are ordered by client: train, then test of client 0, of client 1 and so on. `clients`
+    holds that split, without validation sets. The pickled files cannot run code. x and y are
+    arrays, or lists of them. x determines the kind of samples:
 
-        float [n, C, H, W], C 1 or 3, of the            images in [-1, 1], kept as bytes
+        float [n, C, H, W], C 1 or 3, with the          images in [-1, 1], kept as bytes
         proportions of an image                         [n, H, W, C]
-        bool or uint8 [n, C, H, W], [n, H, W, C] or     images, True being 255
+        bool or uint8 [n, C, H, W], [n, H, W, C] or     images; True becomes 255
         [n, H, W]
         float [n, C, H, W], any other                   windows of any range: float32
                                                         [n, W, H, C], or [n, W, C] of H 1
-        float of other axes                             as it is: rows of a table
+        float of another rank                           rows of a table, as float32
         integer [n, L]                                  tokens
-        n pairs of a list of L tokens and its length    tokens; behind the length must be 0, padding
+        n pairs of a list of L tokens and its length    tokens; only 0 (padding) beyond the length
 
-    Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128,
-    9] and makes [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its
-    files is a mixture of times and signals: read as they are, they are what its own models see.
-    `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` gives the windows back, [n, time, signal];
-    nothing in a file says which of the two was done.
+    Windows are time last in PFLlib and time first here. Its generate_HAR.py turns windows [n, 128,
+    9] into [n, 9, 1, 128] by reshape, not by transpose, so each channel of its files mixes times
+    and signals. They are read unchanged, as its own models see them.
+    `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` restores the windows, [n, time, signal]. No file
+    records which of the two was done.
 
-    Without a config.json, which generate_Shakespeare.py does not write, the clients are the files
-    of train/. The classes are as many as it says, or as the largest label needs. Labels with gaps,
-    where it counts the labels that there are (generate_iWildCam.py), are numbered anew, and classes
-    have the labels for names.
+    Without a config.json, which generate_Shakespeare.py does not write, each file of train/ is a
+    client. The number of classes comes from config.json, or else from the largest label. If
+    config.json counts only the labels present (generate_iWildCam.py) and they have gaps, they are
+    renumbered, and the old labels become the class names.
     """
     num_clients, num_classes = _sizes(root)
     parts, clients, start = [], [], 0
@@ -88,7 +88,7 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
 def _classes(
     labels: np.ndarray, num_classes: int | None
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """Labels, the classes' names, and a phrase where labels with gaps were numbered anew."""
+    """Returns labels, class names, and a phrase if labels with gaps were renumbered."""
     values = np.unique(labels)
     if num_classes is None or values[-1] < num_classes or len(values) > num_classes:
         return labels, limits.numbered_classes(num_classes or int(values[-1]) + 1), ()
@@ -98,7 +98,7 @@ def _classes(
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
-    """All parts one after another."""
+    """Concatenates all parts."""
     kinds = sorted({part.kind for part in parts})
     if len(kinds) > 1:
         raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
@@ -107,7 +107,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
 
 
 def _sizes(root: Path) -> tuple[int, int | None]:
-    """The numbers of clients and classes; None for as many classes as labels need."""
+    """Returns the numbers of clients and classes; the latter None if only the labels tell."""
     with reading(root / "config.json", _ORIGIN):
         if not (root / "config.json").exists() and (root / "train/0.npz").exists():
             return len(list((root / "train").glob("*.npz"))), None
@@ -138,8 +138,8 @@ def _read_part(path: Path) -> _Part:
 
 
 def _labels(y: object) -> np.ndarray | None:
-    """Integers [n] of an array or a list of numbers; None of anything else."""
-    # types before numpy sees them: a text would give each entry its room
+    """Converts an array or list of numbers to integers [n]; returns None for anything else."""
+    # check types before NumPy: one string would widen every entry
     if isinstance(y, list) and all(isinstance(label, int | float | np.number) for label in y):
         y = np.array(y)
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iubf":
@@ -148,10 +148,10 @@ def _labels(y: object) -> np.ndarray | None:
 
 
 def client_inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
-    """The kind of a client's samples, and the samples as they are kept, see `read_client_folders`.
+    """Returns the kind of a client's samples, and them as stored; see `read_client_folders`.
 
     Raises:
-      ValueError: they are of no kind.
+      ValueError: x is of no supported kind.
     """
     if isinstance(x, np.ndarray) and x.dtype.hasobject:
         x = x.tolist()
@@ -171,7 +171,7 @@ def client_inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
 
 
 def _images_or_windows(x: np.ndarray) -> tuple[str, np.ndarray]:
-    """The kind of floats [n, C, H, W], and the samples as they are kept."""
+    """Returns the kind of floats [n, C, H, W], and the samples as stored."""
     if x.shape[1] in CHANNELS and looks_like_image(x.shape[2:]):
         if x.size and not -1 <= x.min() <= x.max() <= 1:
             raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
@@ -190,10 +190,10 @@ def _is_pair(sample: Any) -> bool:
 
 
 def _stacked(samples: list) -> np.ndarray:
-    """Arrays of one shape as one array.
+    """Stacks arrays of one shape.
 
     Raises:
-      ValueError: they are something else.
+      ValueError: they are not arrays of one shape.
     """
     if not all(isinstance(sample, np.ndarray) for sample in samples):
         raise ValueError(
@@ -204,9 +204,8 @@ def _stacked(samples: list) -> np.ndarray:
 
 
 def _texts(pairs: list) -> np.ndarray:
-    """int32 [n, L] of n pairs of a list of L tokens and how many of them are no padding."""
-    # Types before numpy sees them: among texts of any length it would give each number the longest
-    # one's room.
+    """Returns int32 [n, L] from n pairs of a list of L tokens and its length without padding."""
+    # Check types before NumPy: strings would widen every number to the longest one's size.
     if not all(_is_pair(pair) and set(map(type, pair[0])) <= {int} for pair in pairs):
         raise ValueError("x holds something else than pairs of a list of integers and its length")
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:

@@ -1,4 +1,4 @@
-"""Describes a data set as it was read, as a value that a run and a page can show."""
+"""Describes a loaded data set as a value that a run or a page can show."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.safe.bounded import printable
 
 _STANDARDISED = "each feature standardised by the training samples"
-_MOST = 8  # classes, columns or groups that a line names
+_MOST = 8  # most classes, columns or groups named in a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +26,19 @@ class Description:
       path: file or folder that was read; "" for arrays in memory.
       kind: "images", "texts", "windows", "rows" or "samples".
       count: number of samples.
-      form: shape and dtype of a sample as it is stored, "28x28x1 uint8"; of several arrays each.
+      form: shape and dtype of a stored sample, "28x28x1 uint8"; for several arrays, of each.
       low, high: smallest and largest stored value; NaN without samples.
-      classes: name of each class, or group of like targets, -> its samples.
-      grouped: "classes", or "groups of targets" of another task.
-      label: name of the label's column; "" where it has none.
-      features: names of the columns that are the samples.
-      splits: name of each official set -> its samples.
-      groups: name of each group -> its samples; of persons, hospitals, domains or files.
-      clients: number of clients that the data came split over; 0 without such a split.
-      scaling: the way that a model sees the values, such as "standardised by the training samples".
-      left_out: files that are no samples.
-      converted: changes on the way into the arrays, a phrase each.
-      warnings: lines on choices that may have been meant otherwise.
+      classes: name of each class, or group of similar targets -> its number of samples.
+      grouped: "classes", or "groups of targets" for other tasks.
+      label: name of the label column; "" if there is none.
+      features: names of the feature columns.
+      splits: name of each official set -> its number of samples.
+      groups: name of each group (person, hospital, domain or file) -> its number of samples.
+      clients: number of clients in a ready-made split; 0 without one.
+      scaling: how a model's inputs are scaled, such as "standardised by the training samples".
+      left_out: files that are not samples.
+      converted: changes made on the way into the arrays, one phrase each.
+      warnings: messages about guesses that may be wrong.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Description:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """Two lines: the samples and their origin; classes, sets and the files left out."""
+        """Two lines: the samples and their origin; classes, sets and skipped files."""
         place = f" from {self.path}" if self.path else ""
         samples = f"{self.count:,} {self.kind} of {self.form}, {self.low:.6g} to {self.high:.6g}"
         first = [f"{self.name}{place}: {samples}"]
@@ -86,7 +86,7 @@ class Description:
 
 
 def describe(dataset: Dataset) -> Description:
-    """Describes a data set: samples, classes, sets, and the record of its reader.
+    """Describes a data set: samples, classes, sets, and its reader's record.
 
     Examples:
       >>> import fedjax_ht as fl
@@ -120,7 +120,7 @@ def describe(dataset: Dataset) -> Description:
 
 
 def grouped_by(dataset: Dataset) -> str:
-    """Returns the kind of groups that partitions deal with."""
+    """Returns what partitions distribute: "classes" or "groups of targets"."""
     return "classes" if dataset.task is CLASSIFICATION else "groups of targets"
 
 
@@ -137,7 +137,7 @@ def kind_of(dataset: Dataset) -> str:
 
 
 def _form(inputs: Any) -> str:
-    """The shape and dtype of a sample: "28x28x1 uint8"."""
+    """Returns the shape and dtype of a sample: "28x28x1 uint8"."""
     forms = []
     for x in jax.tree.leaves(inputs):
         sides = "x".join(map(str, x.shape[1:])) or "one"
@@ -146,7 +146,7 @@ def _form(inputs: Any) -> str:
 
 
 def _range(inputs: Any) -> tuple[float, float]:
-    """The smallest and the largest value of all arrays."""
+    """Returns the smallest and largest value of all arrays."""
     arrays = [x for x in jax.tree.leaves(inputs) if x.size]
     if not arrays:
         return float("nan"), float("nan")
@@ -165,7 +165,7 @@ def _group_counts(dataset: Dataset, reading: Reading) -> dict[str, int]:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    """Lists names with their counts; one count for all where they are equal."""
+    """Lists names with their counts; equal counts are given once."""
     names = list(counts)
     if len(names) > 1 and len(set(counts.values())) == 1:
         each = next(iter(counts.values()))

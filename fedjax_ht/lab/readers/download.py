@@ -1,7 +1,7 @@
-"""Downloads sets from their homes, into the folders where `load_dataset` looks for them.
+"""Downloads data sets from their publishers into the folders that `load_dataset` searches.
 
-Archives stay as they are: the readers read them, and nothing is unpacked. The published sum is
-compared before a file gets its name, so that a file that is there is the publisher's.
+Archives stay packed, since the readers read them directly. A file gets its final name only after
+its checksum matches the published one, so any file with that name is the publisher's.
 """
 
 import functools
@@ -30,22 +30,21 @@ def get(
     say: Callable[[str], None] = print,
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[Path, ...]:
-    """Downloads the missing files of a set; a second call does nothing but compare the sums.
+    """Downloads the missing files of a set; a second call only verifies checksums.
 
     Args:
-      name: a set of `SOURCES` that has files; or one that has a builder, or tfds:NAME, which
-        tensorflow-datasets fetches and prepares.
-      data_dir: the folder of the sets, as for `load_dataset`; created if need be.
-      say: a function that takes each line of the report. Progress goes to stderr, if that is a
-        terminal.
-      sources: declarations by name; `SOURCES` if it is not given.
+      name: a set of `SOURCES` with files or a builder; or tfds:NAME, which tensorflow-datasets
+        downloads and prepares.
+      data_dir: folder of the data sets, as for `load_dataset`; created if missing.
+      say: called with each line of the report. Progress goes to stderr if that is a terminal.
+      sources: declarations by name; `SOURCES` if not given.
 
     Returns:
       The files and folders that `load_dataset` reads.
 
     Raises:
-      ValueError: no such name, or a file is not the publisher's. One line, with both sums.
-      OSError: no connection, or no room. One line.
+      ValueError: unknown name, or a file differs from the publisher's. One line, with both sums.
+      OSError: no connection, or no space. One line.
       ImportError: an optional package is missing.
     """
     root = Path(data_dir).expanduser()
@@ -76,20 +75,20 @@ def _downloadable(name: str, sources: Mapping[str, Source]) -> Source:
     if name in sources and (sources[name].files or sources[name].builder):
         return sources[name]
     prefix = name.partition(":")[0]
-    if prefix in sources and prefix != "tfds":  # tfds without a name of a set is none
+    if prefix in sources and prefix != "tfds":  # "tfds" without a set's name is unknown
         raise ValueError(f"{name}: {sources[prefix].about}")
     known = ", ".join(each.name for each in sources.values() if each.files or each.builder)
     raise ValueError(f"unknown dataset {name!r}; there are {known}, tfds:NAME")
 
 
 def listing(data_dir: str | os.PathLike) -> list[tuple[Source, tuple[Path, ...]]]:
-    """Every set or kind that `load_dataset` knows, and the files of it that are in a folder."""
+    """Returns every set or kind that `load_dataset` knows, with its files present in a folder."""
     root = Path(data_dir)
     return [(each, _present(each, root) if each.files else ()) for each in SOURCES.values()]
 
 
 def _present(source: Source, root: Path) -> tuple[Path, ...]:
-    """The files and folders of a set; () if one is missing."""
+    """Returns the files and folders of a set; () if one is missing."""
     try:
         return source.places("", root.resolve())
     except FileNotFoundError:
@@ -97,15 +96,14 @@ def _present(source: Source, root: Path) -> tuple[Path, ...]:
 
 
 def _md5(path: Path) -> str:
-    """Returns the MD5 sum of a file, which guards against damage and no forger."""
+    """Returns the MD5 sum of a file, which detects damage, not forgery."""
     with open_regular(path) as file:
         algorithm = functools.partial(hashlib.md5, usedforsecurity=False)
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def _fetch(url: str, about: File, path: Path) -> None:
-    """Downloads one file as `path`.part, which gets the file's name when it has the published
-    sum."""
+    """Downloads a file to `path`.part, and renames it once its checksum matches."""
     part = path.with_name(f"{path.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -124,12 +122,12 @@ def _fetch(url: str, about: File, path: Path) -> None:
 
 
 def _copy(url: str, part: Path, size: int) -> int:
-    """Copies an address to a file, with one byte more than `size` at most; returns the bytes.
+    """Copies a URL to a file, reading at most `size` + 1 bytes; returns the number of bytes.
 
     Raises:
-      OSError: no connection, no such file, or no room. One line.
+      OSError: no connection, no such file, or no space. One line.
     """
-    # a compressed answer would be another content than the one whose size is known
+    # a compressed response would not match the published size
     headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"}
     request, have = urllib.request.Request(url, headers=headers), 0
     try:
@@ -161,7 +159,7 @@ def _prepare(dataset: str, root: Path, say: Callable[[str], None]) -> tuple[Path
         builder.download_and_prepare()
     except ImportError as error:
         raise ImportError(f"tfds:{dataset}: {error}; run pip install 'fedjax_ht[tfds]'") from error
-    except Exception as error:  # it has dozens of its own, of many lines
+    except Exception as error:  # it has dozens of its own types, with multi-line messages
         reason = str(error).partition("\n")[0]
         raise ValueError(f"tfds:{dataset}: tensorflow-datasets says {reason}") from error
     return (Path(builder.data_dir),)

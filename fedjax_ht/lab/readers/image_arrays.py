@@ -1,4 +1,4 @@
-"""Arrays that are images, or may be: which they are, and their bytes [N, H, W, C]."""
+"""Detects arrays that are images, and converts them to bytes [N, H, W, C]."""
 
 from typing import Any, NamedTuple
 
@@ -8,31 +8,32 @@ from fedjax_ht.core.inputs import CHANNELS, AsStored, Preprocess, channels_first
 from fedjax_ht.data.conversion import refuse_not_finite
 from fedjax_ht.lab.readers.source import as_stored
 
-_STEP = 1 / 512  # half a step of 8 bits: rounding alone takes a value so far beyond 0 or 1
-_DARK = 32  # bytes up to here are of another scale than 0 to 255
-_CHUNK = 1 << 22  # values that are looked at together
+_STEP = 1 / 512  # half an 8-bit step: rounding may exceed 0 or 1 by this much
+_DARK = 32  # a maximum below this suggests another scale than 0 to 255
+_CHUNK = 1 << 22  # values checked at once
 
 
 def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
-    """Guesses whether samples whose name does not tell are images.
+    """Guesses whether samples are images if their name does not tell.
 
-        uint8, 3 or 4 axes, of the proportions of an image      images
+        uint8, 3 or 4 axes, with the proportions of an image    images
         uint8, any other                                        an error
-        floats, 4 axes, such proportions and 1 or 3 channels    images if all values are the 256
-        floats, 3 axes, such proportions                        steps of 8 bits, else as they are
-        floats, any other                                       as they are
-        other integers, 2 axes                                  as they are: tokens
-        other integers, any other                               images, which refuses them
+        bool, any                                               an error
+        floats, 4 axes, such proportions and 1 or 3 channels    images if all values are on the
+        floats, 3 axes, such proportions                        256-step grid of bytes, or unchanged
+        floats, any other                                       unchanged
+        other integers, 2 axes                                  unchanged: tokens
+        other integers, any other                               images, if `to_bytes` accepts them
 
     Args:
-      key: name of the array, for the lines.
+      key: name of the array, for messages.
       x: samples [N, ...].
 
     Returns:
-      Whether they are images, and a line on it; "" where there is no doubt.
+      Whether they are images, and a message about it; "" if there is no doubt.
 
     Raises:
-      ValueError: bytes of other proportions, or floats that are bytes.
+      ValueError: bool, bytes of other proportions, or floats that are bytes.
     """
     form = f"{key} is {x.dtype} {x.shape}"
     if x.dtype.kind == "f":
@@ -107,13 +108,13 @@ def is_whole(x: np.ndarray, low: float, high: float) -> bool:
 
 
 class Samples(NamedTuple):
-    """Samples whose name, or values, have told whether they are images.
+    """Samples that are known to be images or not.
 
     Attributes:
-      inputs: images as bytes [N, H, W, C], or anything else as it is stored; or N texts.
+      inputs: images as bytes [N, H, W, C], anything else as stored, or N strings.
       preprocess: None for images and texts.
-      converted: changes of the values, a phrase or none.
-      warnings: a line on a guess, or none.
+      converted: description of a change of the values, at most one.
+      warnings: message about a guess, at most one.
     """
 
     inputs: Any
@@ -123,10 +124,10 @@ class Samples(NamedTuple):
 
 
 def image_or_stored(key: str, x: np.ndarray, is_image: bool | None = None) -> Samples:
-    """Returns an array as images or as it is; None of `is_image` guesses.
+    """Returns an array as images or unchanged; None for `is_image` guesses.
 
     Raises:
-      ValueError: the values are neither. One line.
+      ValueError: the values fit neither. One line.
     """
     line = ""
     if is_image is None:
@@ -139,9 +140,9 @@ def image_or_stored(key: str, x: np.ndarray, is_image: bool | None = None) -> Sa
 
 
 def to_nhwc(images: np.ndarray) -> np.ndarray:
-    """Images [N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C].
+    """Converts images [N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C].
 
-    C is 1 or 3, the last axis if both would do.
+    C is 1 or 3; if both positions qualify, it is the last axis.
     """
     if images.ndim == 3:
         return images[..., None]
@@ -156,13 +157,13 @@ def to_nhwc(images: np.ndarray) -> np.ndarray:
 
 
 def to_bytes(images: np.ndarray) -> tuple[np.ndarray, str]:
-    """Returns images as bytes, and how they were made so; "" of bytes.
+    """Returns images as bytes, and a description of the conversion; "" for bytes.
 
-    True is 255. Integers, and whole floats, are bytes if they are from 0 to 255, and reach 32.
+    True becomes 255. Integers and whole floats are bytes if they lie in 0 to 255 and reach 32.
     Other floats are scaled from [0, 1], or from [-1, 1] if one is negative, and rounded.
 
     Raises:
-      ValueError: no range can be told without doubt. One line that says what to give.
+      ValueError: the range is ambiguous. One line that says what to pass.
     """
     kind = images.dtype.kind
     if images.dtype == np.uint8 or not images.size:
@@ -190,5 +191,5 @@ def to_bytes(images: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def _rounded(images: np.ndarray) -> np.ndarray:
-    """Floats in [0, 1], but for rounding, to bytes."""
+    """Converts floats in [0, 1], up to rounding errors, to bytes."""
     return np.clip(np.round(images * 255), 0, 255).astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Any folder of images with one folder per class, or with one per domain and class.
+"""Reads folders of images with one folder per class, or one per domain and class.
 
     CLASS/*.png        SET/CLASS/*.png        DOMAIN/CLASS/*.png
 
-each also below folders that are the only ones at their level, as archives unpack. Nothing is left
-out without being counted, and classes that are called like sets are refused.
+Each may lie below single nested folders, as archives unpack. Every skipped file is counted, and
+classes named like sets are rejected.
 """
 
 from collections import Counter
@@ -31,14 +31,14 @@ _PLAIN = ("images", "imgs", "image", "img", "data")  # folders that are neither 
 
 
 def read_folder(root: Path, options: ReadOptions) -> Raw:
-    """Reads CLASS/... or SET/CLASS/... of a folder.
+    """Reads CLASS/... or SET/CLASS/... from a folder.
 
-    Sets are train, test and val by any usual name (`roles.set_of`); they become official sets.
-    Classes are sorted by name. Images keep their size, which must be one size then, and are grey
+    Folders with a usual name of train, test or val (`roles.set_of`) become official sets. Classes
+    are sorted by name. Images keep their size, which must then be the same for all; they are grey
     only if all are.
 
     Raises:
-      ValueError: there are no images, their sizes differ, or the folders may be classes as well as
+      ValueError: there are no images, their sizes differ, or the folders may be either classes or
         sets.
     """
     images, others = _files_of(root)
@@ -83,29 +83,29 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
 
 
 class _Place(NamedTuple):
-    """The set or domain of an image, "" for none, and its class with the folders below that."""
+    """An image's set or domain ("" for none), and its class followed by the folders below it."""
 
     owner: str
     classes: tuple[str, ...]
 
 
-_Images = Mapping[str, tuple[str, ...]]  # name of each image -> the folders above it
+_Images = Mapping[str, tuple[str, ...]]  # image name -> the folders above it
 
 ENDINGS = (
     *("png", "jpg", "jpeg", "jpe", "jfif", "bmp", "webp", "tif", "tiff", "gif"),
     *("ppm", "pgm", "pbm", "pnm"),
 )
-"""Endings of the files that are read, in small letters."""
+"""Lower-case extensions of the image files that are read."""
 
 _BESIDE = (
     *("txt", "csv", "tsv", "json", "xml", "yaml", "yml"),
     *("md", "html", "pdf", "db", "ini", "py"),
 )
-"""Endings of files that stand beside images and say something about them."""
+"""Lower-case extensions of files that usually accompany images."""
 
 
 def _files_of(root: Path) -> tuple[_Images, tuple[LeftOut, ...]]:
-    """Sorts the files of a folder out: images, and others by their ending.
+    """Separates a folder's images from other files, which are counted by extension.
 
     Raises:
       ValueError: there are no images.
@@ -133,10 +133,10 @@ def _files_of(root: Path) -> tuple[_Images, tuple[LeftOut, ...]]:
 def _placed(
     images: _Images, place: Callable[[tuple[str, ...]], _Place], why: str
 ) -> tuple[dict[str, _Place], tuple[LeftOut, ...]]:
-    """The place of each image by the folders above it, and those that are in no class, by folder.
+    """Returns each image's place by its folders, and the number of images without a class.
 
     Raises:
-      ValueError: none is in a class.
+      ValueError: no image has a class.
     """
     places, strays = {}, Counter()
     for name, above in images.items():
@@ -155,7 +155,7 @@ def _placed(
 
 
 def _common(paths: Sequence[tuple[str, ...]], levels: int) -> tuple[str, ...]:
-    """The folders that most images are below, one a level, with as many levels or more below."""
+    """Returns the leading folders common to most images, with at least `levels` levels below."""
     common: tuple[str, ...] = ()
     while True:
         depth = len(common)
@@ -167,7 +167,7 @@ def _common(paths: Sequence[tuple[str, ...]], levels: int) -> tuple[str, ...]:
 
 
 def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
-    """Folder -> set, of the first level; {} where that has the classes.
+    """Returns folder -> set for the first level; {} if that level holds the classes.
 
     Raises:
       ValueError: it may be either.
@@ -178,7 +178,7 @@ def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
     deep = {above[0] for above in paths if len(above) > 1}
     named = sorted(folder for folder in firsts if set_of(folder))
     if len(named) == 1 and named[0] not in deep and len(firsts) > 1:
-        return {}  # a class that is called so, such as a train among vehicles
+        return {}  # a class with the name of a set, such as a train among vehicles
     if flat := [folder for folder in named if folder not in deep]:
         raise ValueError(
             f"{listed(flat)} would be a class by its images and is called like a set; a set has a "
@@ -194,7 +194,7 @@ def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
 
 
 def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders below a set, without such that repeat its name or say "images"."""
+    """Returns the folders below a set, skipping one that repeats its name or says "images"."""
     inner = above[1:]
     if inner and (set_of(inner[0]) == set_of(above[0]) or inner[0].lower() in _PLAIN):
         return inner[1:]
@@ -202,10 +202,10 @@ def _below_set(above: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _refuse_shared(places: Collection[_Place]) -> None:
-    """Refuses classes that all have the same folders in them.
+    """Rejects classes that all contain the same folders.
 
     Raises:
-      ValueError: they have several, which may be the classes.
+      ValueError: they share several folders, which may be the real classes.
     """
     inner: dict[str, set[str]] = {}
     for place in places:
@@ -220,15 +220,15 @@ def _refuse_shared(places: Collection[_Place]) -> None:
 
 
 def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
-    """Refuses classes, or domains, that are called like sets, unless it is one of several.
+    """Rejects classes or domains named like sets, except a single one among others.
 
     Args:
       names: names of the classes or domains.
-      what: the kind of the names, "classes" or "domains", for the error.
-      layout: a layout of folders that is read, or another remedy, for the error.
+      what: kind of the names, "classes" or "domains", for the error.
+      layout: a supported folder layout, or another remedy, for the error.
 
     Raises:
-      ValueError: more than one name is that of a set, or all are.
+      ValueError: more than one name, or every name, is that of a set.
     """
     alike = sorted(filter(set_of, names))
     if len(alike) > 1 or (alike and len(alike) == len(names)):
@@ -241,10 +241,10 @@ def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
 def _owners_and_classes(
     places: Mapping[str, _Place], layout: str
 ) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
-    """The set or domain and the class of each image, and the names of all classes, in order.
+    """Returns each image's set or domain and its class, and all class names in order.
 
     Raises:
-      ValueError: classes are called like sets, see `refuse_set_names`.
+      ValueError: classes are named like sets, see `refuse_set_names`.
     """
     owners = [place.owner for place in places.values()]
     names = [printable(place.classes[0]) for place in places.values()]
@@ -256,7 +256,7 @@ def _owners_and_classes(
 def _missing(
     kind: str, owners: Sequence[str], labels: np.ndarray, classes: Sequence[str]
 ) -> list[str]:
-    """Lines on sets or domains that have no images of a class; owner and class of each image."""
+    """Returns messages about sets or domains that have no images of a class."""
     lines, pairs = [], set(zip(owners, labels.tolist()))
     for owner in sorted(set(owners)):
         missing = [name for i, name in enumerate(classes) if (owner, i) not in pairs]
@@ -282,11 +282,11 @@ _DOMAINS_ORIGIN = Origin(
 
 
 def read_domains(root: Path, options: ReadOptions) -> Raw:
-    """Reads DOMAIN/CLASS/... or DOMAIN/images/CLASS/... of a folder.
+    """Reads DOMAIN/CLASS/... or DOMAIN/images/CLASS/... from a folder.
 
-    `Dataset.groups` are the domains, numbered by their names in sorted order. Classes are those of
-    all domains, sorted by name; a domain need not have each, and a warning says which has not.
-    Images are 64 by 64 unless `image_size` is given, and grey only if all are.
+    `Dataset.groups` are the domains, numbered in sorted order of their names. Classes are those of
+    all domains, sorted by name; a warning names the classes that a domain lacks. Images are 64 by
+    64 unless `image_size` is given, and grey only if all are.
     """
     images, others = _files_of(root)
     paths = {name: tuple(x for x in above if x != "images") for name, above in images.items()}
@@ -323,5 +323,5 @@ DOMAINS = Source(
     read=read_domains,
     origins=(_DOMAINS_ORIGIN,),
     is_kept=True,
-    size=64,  # of DomainNet in PFLlib and HtFLlib
+    size=64,  # as for DomainNet in PFLlib and HtFLlib
 )

@@ -16,36 +16,35 @@ from fedjax_ht.check.packages import needing
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import members, read_whole, take
 
-# sets of arrays are read without Pillow: functions import it that decode or resize
+# Pillow is imported only where images are decoded or resized: sets of arrays do not need it
 if TYPE_CHECKING:
     from PIL import Image
 
-# none that Pillow gives to another program
+# formats that Pillow decodes without an external program
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")
 _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
 class _Place(NamedTuple):
-    start: int  # of its bytes in the pile
+    start: int  # offset of its bytes in the pile
     shape: tuple[int, int, int]
 
 
 class Pile:
-    """Images one after another as they come, to be put in order when all are there.
+    """Images stored in order of arrival, which `stack` reorders when all are there.
 
-    They are written and read, and mapped only when they are whole: a full disk is an OSError then,
-    where it would kill a process that writes to a map, and none of it counts as memory of the
-    process.
+    The file is written and read normally, and mapped only when complete. A full disk then raises
+    OSError, whereas it would kill a process that writes to a map. The pile takes no process memory.
 
     Attributes:
-      target: the .npy file that `stack` writes, beside which the images lie meanwhile, in a file
-        without a name; None keeps both in memory.
-      places: image key -> where it is, in the order in which they came.
+      target: .npy file that `stack` writes. Meanwhile the images lie beside it, in a file without a
+        name; None keeps both in memory.
+      places: image key -> its place, in order of arrival.
     """
 
     def __init__(self, images: Iterable[tuple[Hashable, np.ndarray]], target: Path | None):
-        """Takes (key, uint8 [H, W, 1 or 3]); of two with one key the last stays."""
+        """Takes (key, uint8 [H, W, 1 or 3]) pairs; the last image of a key wins."""
         self.target, self.places, end = target, {}, 0
         if target is None:
             self._file = io.BytesIO()
@@ -58,8 +57,8 @@ class Pile:
     def stack(self, keys: Sequence[Hashable]) -> np.ndarray:
         """Stacks the images of some keys in this order, uint8 [N, H, W, C].
 
-        C is 3 if any image has 3 channels. With a target the result is a read-only map of it. The
-        pile is empty then.
+        C is 3 if any image has 3 channels. With a target, the result is a read-only map of it. The
+        pile is closed afterwards.
 
         Raises:
           ValueError: an image is missing, there are none, or their sizes differ.
@@ -91,7 +90,7 @@ def write_stacked(
     dtype: DTypeLike,
     parts: Iterable[np.ndarray],
 ) -> np.ndarray:
-    """Joins arrays to one of this shape; with a target, a read-only map of that .npy file."""
+    """Concatenates arrays to one of this shape; with a target, as a read-only map of that .npy."""
     if target is None:
         joined, start = np.empty(shape, dtype), 0
         for part in parts:
@@ -107,9 +106,9 @@ def write_stacked(
 
 
 def mapped(path: Path) -> np.ndarray:
-    """The array of an .npy file, read-only, its pages read when they are looked at.
+    """Maps the array of an .npy file read-only; pages are read on access.
 
-    numpy starts the values at a multiple of 64 bytes, which lets jax use them in place on CPU
+    NumPy aligns the values to 64 bytes, which lets JAX use them in place on CPU
     (`core.mesh.spread`).
     """
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
@@ -118,17 +117,17 @@ def mapped(path: Path) -> np.ndarray:
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
 ) -> tuple[Pile, dict[str, str]]:
-    """Decodes the images and reads the text files of a publisher's folder or archive, in one pass.
+    """Decodes the images and reads the text files of a publisher's folder or archive in one pass.
 
     Args:
       source: a folder or an archive.
-      pattern: the pattern of the names; its groups `image` and `text`, of which the latter need not
-        exist, match the keys.
-      size: height and width; None for the native ones.
+      pattern: pattern of the names. Its groups `image` and `text`, the latter optional, match the
+        keys.
+      size: height and width; None for the native size.
       target: file in which the pile will be stacked; see `Pile`.
 
     Returns:
-      The images, decoded, and the text files' content, key -> content.
+      The decoded images, and key -> content of the text files.
     """
     texts = {}
 
@@ -145,12 +144,12 @@ def decode_members(
 
 
 def decode_files(folder: Path, names: Iterable[str], size: int | None, target: Path | None) -> Pile:
-    """Decodes image files of anyone's folder as a viewer shows them.
+    """Decodes image files of a user's folder as a viewer shows them.
 
     Args:
       folder: the folder of the files.
       names: relative paths of the files, which are the keys.
-      size, target: size of the images and file of the pile, as for `decode_members`.
+      size, target: image size and the pile's file, as for `decode_members`.
     """
     encoded = ((name, read_whole(folder / name)) for name in names)
     return Pile(decode_all(encoded, size, as_shown=True), target)
@@ -159,14 +158,14 @@ def decode_files(folder: Path, names: Iterable[str], size: int | None, target: P
 def decode_all(
     encoded: Iterable[tuple[Hashable, bytes]], size: int | None, as_shown: bool = False
 ) -> Iterator[tuple[Hashable, np.ndarray]]:
-    """Yields (key, pixels) of (key, file content) pairs, decoded in threads; see `decode`."""
+    """Decodes (key, file content) pairs in threads, and yields (key, pixels); see `decode`."""
 
     def decoded(item: tuple[Hashable, bytes]) -> np.ndarray:
         return decode(*item, size, as_shown=as_shown)
 
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
-        # bounds how many images are in memory
+        # limits how many images are in memory
         while batch := list(itertools.islice(encoded, 256)):
             yield from zip((key for key, _ in batch), pool.map(decoded, batch))
 
@@ -177,15 +176,15 @@ def decode(
     """Decodes one image file: uint8 [H, W, 1 or 3].
 
     Args:
-      name: the name of the file, for the error.
-      content: the content of the file.
-      size: height and width of the central square to take; None takes all of the image.
-      as_shown: True turns the image as its EXIF orientation says and blends transparent pixels on
-        white, as viewers do. Published sets are used with the pixels as they are stored.
+      name: file name, for the error.
+      content: content of the file.
+      size: height and width to which the central square is resized; None keeps the whole image.
+      as_shown: True applies the EXIF orientation and blends transparent pixels onto white, as
+        viewers do. Published sets are used with the pixels as stored.
 
     Raises:
-      ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
-        `limits.PIXELS`.
+      ValueError: not an image, damaged, more than 8 bits a channel, or more than `limits.PIXELS`
+        pixels.
     """
 
     def pixels(image: "Image.Image") -> np.ndarray:
@@ -203,8 +202,7 @@ def decode(
 
 
 def decode_mask(name: str, content: bytes, size: int | None) -> np.ndarray:
-    """Decodes the classes of an image's pixels, uint8 [H, W, 1], of which resizing mixes none;
-    arguments and errors as of `decode`."""
+    """Decodes class masks, uint8 [H, W, 1]; resizing mixes no classes. As `decode` otherwise."""
 
     def classes(image: "Image.Image") -> np.ndarray:
         if image.mode not in ("1", "L", "P"):
@@ -220,7 +218,7 @@ def _opened(
     formats: tuple[str, ...],
     pixels: Callable[["Image.Image"], np.ndarray],
 ) -> np.ndarray:
-    """Returns the pixels of an image that is no larger than `limits.PIXELS`."""
+    """Returns the pixels of an image of at most `limits.PIXELS` pixels."""
     with needing("decoding images"):
         from PIL import Image
 
@@ -229,24 +227,24 @@ def _opened(
             limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
             image.load()
             return pixels(image)
-    except Exception as error:  # Pillow raises nearly anything on a damaged file
+    except Exception as error:  # Pillow raises nearly any type on a damaged file
         unknown = isinstance(error, Image.UnidentifiedImageError)
         reason = "no known image format" if unknown else error
         raise ValueError(f"{what} cannot be decoded ({reason})") from error
 
 
 def _upright(image: "Image.Image") -> "Image.Image":
-    """Turns an image as its EXIF orientation says: cameras store pixels as the sensor has them."""
+    """Applies the EXIF orientation: cameras store pixels in the sensor's order."""
     from PIL import ImageOps
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged metadata of a sound image: Pillow has an error of any kind for it
+    except Exception:  # damaged metadata of an intact image: Pillow raises nearly any type
         return image
 
 
 def _opaque(image: "Image.Image", mode: str) -> "Image.Image":
-    """Blends transparent pixels on white: the colour that is stored there is nobody's choice."""
+    """Blends transparent pixels onto white: their stored colour is arbitrary."""
     from PIL import Image
 
     if "A" not in image.getbands() and "transparency" not in image.info:
@@ -263,7 +261,7 @@ def _opaque(image: "Image.Image", mode: str) -> "Image.Image":
 def resize(images: np.ndarray, size: int | None, nearest: bool = False) -> np.ndarray:
     """Resizes the central square of each image, uint8 [N, H, W, 1 or 3], to [N, size, size, C].
 
-    The result is contiguous; None keeps H and W. `nearest` mixes no pixels, as masks need it.
+    The result is contiguous; None keeps H and W. `nearest` mixes no pixels, as masks require.
     """
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
@@ -280,8 +278,8 @@ def resize(images: np.ndarray, size: int | None, nearest: bool = False) -> np.nd
 
 
 def _central_square(image: "Image.Image", size: int, nearest: bool = False) -> "Image.Image":
-    """Resizes the shorter side (bilinear, anti-aliased; or `nearest`, mixing no pixels) and crops
-    the longer one, in one step."""
+    """Crops the central square and resizes it in one step (bilinear, anti-aliased; or `nearest`,
+    which mixes no pixels)."""
     from PIL import Image
 
     how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR

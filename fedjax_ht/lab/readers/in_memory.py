@@ -1,6 +1,6 @@
-"""Data sets from objects of other libraries: frames, data sets of PyTorch and of Hugging Face.
+"""Data sets from objects of other libraries: data frames, PyTorch and Hugging Face data sets.
 
-None of these libraries is imported here: an object is read by the few methods that its kind has.
+Objects are read through the few methods of their kind; only `from_disk` imports such a library.
 """
 
 import json
@@ -34,14 +34,14 @@ from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
 from fedjax_ht.lab.safe.bounded import Origin, files_below, in_one_line, open_regular, read_whole
 from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
-_READ_AGAIN = 50  # items of a data set of PyTorch: a random transform may leave some as they are
+_READ_AGAIN = 50  # PyTorch items that are read twice: a random transform may leave some unchanged
 _LOGGER = logging.getLogger(__name__)
 
 
 def from_frame(
     frame: Any, *, split: str | None, client: str | None, name: str, **options: Any
 ) -> Dataset:
-    """Returns the set of a frame; see `Dataset.from_pandas`."""
+    """Returns the data set of a frame; see `Dataset.from_pandas`."""
     chosen = read_options(**options)
     raw = table_raw(_frame_table(frame), chosen, split=split or "", client=client or "")
     return _told(name, raw, chosen)
@@ -51,7 +51,7 @@ def _frame_table(frame: Any) -> Table:
     if hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "iloc"):
         data = pa.table(frame)
         names = data.column_names
-    else:  # pandas, whose columns of objects Arrow takes one by one
+    else:  # pandas: Arrow takes its object columns one by one
         if not all(hasattr(frame, name) for name in ("columns", "__getitem__", "__len__")):
             raise ValueError(
                 f"the frame is {kind_of_value(frame)}; it must be a pandas.DataFrame, or another "
@@ -67,7 +67,7 @@ def _frame_table(frame: Any) -> Table:
 def from_hugging_face(
     dataset: Any, *, split: str | None, client: str | None, name: str | None, **options: Any
 ) -> Dataset:
-    """Returns the set of a data set of Hugging Face, or of a folder; see `Dataset.from_hf`."""
+    """Returns the data set of a Hugging Face data set or folder; see `Dataset.from_hf`."""
     chosen, path = read_options(**options), ""
     if isinstance(dataset, str | os.PathLike):
         path = os.fspath(dataset)
@@ -78,7 +78,7 @@ def from_hugging_face(
 
 
 def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, name: str) -> Dataset:
-    """Returns the set of map-style data sets of pairs; see `Dataset.from_torch`."""
+    """Returns the data set of map-style PyTorch data sets of pairs; see `Dataset.from_torch`."""
     sets, names_of_sets = {name: dataset}, []
     if isinstance(dataset, Mapping):
         called = _called(dataset)
@@ -91,7 +91,7 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
     x = as_array(f"{name}: samples", [sample for sample, _ in every])
     names = class_names or _classes(name, sets.values()) or numbered_classes(int(labels.max()) + 1)
     if x.ndim == 1:
-        x = x[:, None]  # one number a sample
+        x = x[:, None]  # one number per sample
     samples = image_or_stored("x", x)
     inputs, converted = samples.inputs, samples.converted
     if inputs.ndim == 4 and channels_first(inputs.shape):  # normalised or resized images
@@ -103,13 +103,13 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
         official=official,
         groups=groups,
         preprocess=samples.preprocess,
-        reading=Reading(converted=converted),  # a tensor has no name by which to call it images
+        reading=Reading(converted=converted),  # no warning: a tensor has no name to change
     )
     return _told(name, raw, ReadOptions())
 
 
 def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
-    """Reads all items of a data set, and some of them again."""
+    """Reads all items of a data set, and some of them twice to detect random transforms."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(
             f"{name} is {kind_of_value(dataset)}; it must have a length and samples by index, as a "
@@ -134,10 +134,10 @@ def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
 
 
 def _classes(name: str, sets: Iterable[Any]) -> Sequence[str]:
-    """The classes of data sets, or of all parts of a `ConcatDataset`; () without.
+    """Returns the classes of data sets, or of all parts of a `ConcatDataset`; () if unknown.
 
     Raises:
-      ValueError: parts have other classes, or another order of them. One line.
+      ValueError: parts have different classes, or a different order of them. One line.
     """
     parts: list[Any] = []
     for dataset in sets:
@@ -154,7 +154,7 @@ def _classes(name: str, sets: Iterable[Any]) -> Sequence[str]:
 
 
 def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
-    """The arrays of a sample and of its label."""
+    """Returns a sample as an array, and its label as a number."""
     with in_one_line(f"{name}: item {i} cannot be read"):
         item = dataset[i]
     if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != 2:
@@ -176,12 +176,12 @@ def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """A number as an array without axes; all else as it is."""
+    """Returns a number as an array without axes, anything else unchanged."""
     return np.asarray(part) if np.isscalar(part) else part
 
 
 def _told(name: str, raw: Raw, options: ReadOptions) -> Dataset:
-    """Makes the data set, and logs its warnings as `load_dataset` does."""
+    """Makes the data set and logs its warnings, as `load_dataset` does."""
     dataset = dataset_of(name, raw, options)
     for line in (*(dataset.reading or Reading()).warnings, *dataset.doubts):
         _LOGGER.warning(f"{dataset.name}: {line}")
@@ -196,25 +196,26 @@ _ORIGIN = Origin(
 
 
 def read_hf(place: Path, options: ReadOptions) -> Raw:
-    """Reads a folder of save_to_disk.
+    """Reads a folder written by save_to_disk.
 
-    Splits of a DatasetDict are official sets. Columns have roles, and samples are numbers, texts or
-    images, as `table.table_raw` says.
+    Splits of a DatasetDict are official sets. `table.table_raw` finds the roles of the columns, and
+    whether samples are numbers, texts or images.
 
     Raises:
-      ValueError: it is no such folder, or columns cannot be what they are taken for. One line.
+      FileNotFoundError: save_to_disk did not write the folder.
+      ValueError: an unsafe file, see `refuse_foreign`, or columns that do not fit their roles.
       ImportError: `datasets` is not installed. One line.
     """
     return table_raw(hugging_face_table(from_disk(place)), options)
 
 
 def from_disk(place: str | os.PathLike) -> Any:
-    """Returns the data set, or the dict of them, in a folder.
+    """Loads a data set, or a dict of data sets, from a folder.
 
     Raises:
-      FileNotFoundError: it is no folder that save_to_disk wrote.
+      FileNotFoundError: save_to_disk did not write the folder.
       ImportError: `datasets` is not installed. One line.
-      ValueError: a file is none, such as a pipe, or lies outside of the folder.
+      ValueError: a file is unsafe, see `refuse_foreign`.
     """
     with needing("reading a folder of Hugging Face's save_to_disk"):
         from datasets import load_from_disk
@@ -223,11 +224,11 @@ def from_disk(place: str | os.PathLike) -> Any:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Refuses a folder of save_to_disk whose files `datasets`, which opens them, must not open.
+    """Rejects a save_to_disk folder with files that `datasets` must not open.
 
     Raises:
-      ValueError: a file is none, such as a pipe, or is compressed, or a list names one outside of
-        the folder.
+      ValueError: a file is compressed or not a regular file (such as a pipe), or a list names a
+        file outside the folder.
     """
     for file in files_below(folder):
         open_regular(file).close()
@@ -247,8 +248,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _is_compressed(file: Path) -> bool:
-    """Returns whether an Arrow stream has compressed batches: few bytes may stand for any number,
-    and pyarrow has no limit."""
+    """Returns whether an Arrow stream is compressed: pyarrow would expand it without limit."""
     with pa.memory_map(os.fspath(file)) as source:
         for message in pa.ipc.MessageReader.open_stream(source):
             if message.type != "schema":
@@ -262,7 +262,7 @@ def _is_compressed(file: Path) -> bool:
 
 
 def _field(content: bytes, table: int, number: int) -> int:
-    """Returns the position of the table in a field of a flatbuffer's table; 0 without the field."""
+    """Returns the offset of the table in a field of a flatbuffer's table; 0 without the field."""
     offsets = table - struct.unpack_from("<i", content, table)[0]
     place = 4 + 2 * number
     if place >= struct.unpack_from("<H", content, offsets)[0]:
@@ -272,11 +272,11 @@ def _field(content: bytes, table: int, number: int) -> int:
 
 
 def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
-    """Returns the table of a `datasets.Dataset`, or of a dict of them by set.
+    """Returns the table of a `datasets.Dataset`, or of a dict of them by set name.
 
     Args:
       dataset: the data set or the dict.
-      own_files: True to read the files that an image's path names, of the user's own data set.
+      own_files: True to read image files by their paths, for a user's own data set.
     """
     sets = dict(dataset) if isinstance(dataset, Mapping) else {"": dataset}
     for part in sets.values():
@@ -307,7 +307,7 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
 
 
 def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
-    """The table of a set; images are the content of their files."""
+    """Returns the table of a set; images are the contents of their files."""
     if not hasattr(part, "with_format"):  # an object with the columns of a datasets.Dataset
         return pa.table({name: _column(part, name) for name in columns})
     if part.format["type"] == "custom":
@@ -315,7 +315,7 @@ def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
             "it has a transform of its own (set_transform), which is not applied; map() its rows, "
             "or take it off with reset_format()"
         )
-    # a list of Python's objects takes fifty times as long
+    # a list of Python objects would take fifty times as long
     data = part.with_format("arrow")[:].select(columns)
     for i, field in enumerate(data.schema):
         if own_files and pa.types.is_struct(field.type) and field.type.get_field_index("path") >= 0:
@@ -329,7 +329,7 @@ def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
 
 
 def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
-    """A column of an object, which gives the same values again."""
+    """Returns a column of an object, after checking that a second read is equal."""
     try:
         first, again = (arrow_column(name, part[name]) for _ in range(2))
     except (LookupError, TypeError, OSError) as error:
@@ -344,7 +344,7 @@ def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
 
 def _called(sets: Mapping[str, Any]) -> dict[str, str]:
-    """Returns which of the official sets each set is called like."""
+    """Maps the name of each set to train, val or test."""
     called = sets_of(map(str, sets))
     if other := [str(key) for key in sets if key not in called]:
         raise ValueError(
@@ -355,7 +355,7 @@ def _called(sets: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The rows of each set, which are joined in order; {} for data without sets."""
+    """Returns the rows of each set in the joined table; {} for data without sets."""
     if list(sets) == [""]:
         return {}
     called = _called(sets)

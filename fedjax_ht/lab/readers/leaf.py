@@ -1,4 +1,4 @@
-"""Folders in LEAF's layout: FEMNIST, Sent140 and others of its sets, split by user.
+"""Reads folders in LEAF's layout: FEMNIST, Sent140 and other sets, split by user.
 
 Source: Caldas et al., 2018.
 """
@@ -21,15 +21,15 @@ from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source, as_stored, on
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, read_whole, reading
 
-SIDE = 28  # of FEMNIST's images
+SIDE = 28  # pixels per side of FEMNIST's images
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 """FEMNIST's classes, in the order of its labels."""
 _SENTIMENTS = ("negative", "positive")
 _FIELDS = 5  # of a tweet of Sent140: id, date, query, user, text
-# LEAF's 80
+# LEAF's 80 characters
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
-_LETTER_NAMES = {"\n": "newline", " ": "space"}  # of the classes of these letters
+_LETTER_NAMES = {"\n": "newline", " ": "space"}  # class names of these letters
 _ORIGIN = Origin(
     "train/*.json and test/*.json, or *.json, each with users and user_data, of each user as many "
     "samples x as labels y: 784 pixels, a text, a row of a tweet whose last cell is the text, 80 "
@@ -45,8 +45,8 @@ class _User(NamedTuple):
     Attributes:
       kind: "images", "texts", "tweets", "letters" or "rows".
       inputs: the samples, in order.
-      labels: classes of the samples, int [n]; of letters the ids from 1.
-      missing: number of samples left out, since their next character is no letter.
+      labels: classes of the samples, int [n]; for letters the ids from 1.
+      missing: number of samples skipped because their next character is unknown.
     """
 
     kind: str
@@ -56,22 +56,22 @@ class _User(NamedTuple):
 
 
 def read_leaf(root: Path, options: ReadOptions) -> Raw:
-    """Reads train/*.json and test/*.json of a folder, or its *.json.
+    """Reads train/*.json and test/*.json from a folder, or its *.json.
 
-    `groups` are the users. Where train and test have the same users (LEAF's -t sample), `clients`
-    is that split, user after user; the official sets train and test are there in any case. A folder
-    without train/ and test/ has groups alone.
+    `groups` are the users. If train and test have the same users (LEAF's -t sample), `clients` is
+    that split, in user order; the official sets train and test exist in any case. A folder without
+    train/ and test/ has only groups.
 
         x                                   read as
         784 floats in [0, 1], or integers   images uint8 [N, 28, 28, 1]
         up to 255
-        a row of five texts                 tokens of the last one, a tweet
+        a row of five texts                 tokens of the last one, the tweet
         a text                              tokens
-        80 characters, and y the next one   ids of the characters, uint16 [N, 80], as of Shakespeare
+        80 characters, and y the next one   ids of the characters, uint16 [N, 80], as in Shakespeare
         numbers                             rows of a table, float32 [N, F]
 
     Raises:
-      ValueError, FileNotFoundError: the files are of another form, or damaged. One line.
+      ValueError, FileNotFoundError: the files have another form, or are damaged. One line.
     """
     parts = {name: _read_users(folder) for name, folder in _folders(root).items()}
     users = tuple(dict.fromkeys(itertools.chain(*parts.values())))
@@ -97,7 +97,7 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
 
 
 def _folders(root: Path) -> dict[str, Path]:
-    """Name of a part -> its folder; "" where there is one part."""
+    """Returns name of a part -> its folder; the name is "" if there is only one part."""
     for folder in (root, root / "data"):
         parts = {part: folder / part for part in ("train", "test")}
         if any(part.is_dir() for part in parts.values()):
@@ -106,10 +106,10 @@ def _folders(root: Path) -> dict[str, Path]:
 
 
 def _read_users(folder: Path) -> dict[str, _User]:
-    """Reads the users of all .json files of a folder, or of one file, in the files' order.
+    """Reads the users of a folder's .json files, or of one file, in the files' order.
 
     Raises:
-      FileNotFoundError, ValueError: there is no file, or it is of another form. One line that names
+      FileNotFoundError, ValueError: there is no file, or it has another form. One line that names
         it.
     """
     kept: dict[str, _User] = {}
@@ -130,7 +130,7 @@ def _read_users(folder: Path) -> dict[str, _User]:
 
 
 def _users(file: Path) -> dict[str, object]:
-    """User -> its samples, in the order of "users"."""
+    """Returns user -> samples, in the order of "users"."""
     content = bytes(read_whole(file))
     marks = sum(map(content.count, (b"[", b"{", b",")))
     limits.keep("it", marks, limits.JSON_MARKS, "brackets and commas")
@@ -149,7 +149,7 @@ def _clients(
     groups: np.ndarray,
     official: Mapping[str, np.ndarray],
 ) -> Partition | None:
-    """The split that LEAF made, user after user; None where users train or test alone."""
+    """Returns LEAF's split in user order; None if some users only train or only test."""
     if parts["train"].keys() != parts["test"].keys():
         return None
     clients = []
@@ -160,7 +160,7 @@ def _clients(
 
 
 def _samples(users: Sequence[_User]) -> Raw:
-    """Returns the samples of all users, one after another, by their kind."""
+    """Returns the samples of all users in order, converted by their kind."""
     kinds = sorted({user.kind for user in users})
     if len(kinds) > 1:
         raise ValueError(f"some users hold {kinds[0]} and others {kinds[1]}")
@@ -200,7 +200,7 @@ def _converted(name: str, samples: object) -> _User:
     """Converts a user's samples from JSON.
 
     Raises:
-      ValueError: they are of no kind, or not as many as labels. One line that names the user.
+      ValueError: unknown kind, or x and y differ in length. One line that names the user.
     """
     match samples:
         case {"x": list() as x, "y": list() as y} if len(x) == len(y):
@@ -241,7 +241,7 @@ def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
                 f"{owner} has pixels from {values.min():g} to {values.max():g}; they must be "
                 "floats in [0, 1] or integers from 0 to 255"
             )
-        # of floats that are 0 and 1 alone, a writer may have made integers
+        # a writer may have stored floats that are all 0 or 1 as integers
         scale = 255 if values.max() <= 1 else 1
         inputs = np.round(values * scale).astype(np.uint8)
         return _User("images", inputs, labels)
@@ -249,7 +249,7 @@ def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
 
 
 def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids of the letters of texts, uint8 [n, 80], and of the next letters, uint8 [n].
+    """Returns letter ids of texts, uint8 [n, 80], and ids of the next letters, uint8 [n].
 
     Raises:
       ValueError: a text has another length. One line.
@@ -257,7 +257,7 @@ def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
     for texts, length in ((x, LENGTH), (y, 1)):
         if not all(type(text) is str and len(text) == length for text in texts):
             raise ValueError(f"{owner} has a text that is not of {length} characters")
-    # 0 for none of LEAF's letters; the last place is of all characters beyond ASCII
+    # 0 for characters that LEAF lacks; the last entry is for all characters beyond ASCII
     code = np.zeros(129, np.uint8)
     code[list(map(ord, LETTERS))] = np.arange(1, len(LETTERS) + 1)
     encoded = ("".join(texts).encode("utf-32-le", "surrogatepass") for texts in (x, y))

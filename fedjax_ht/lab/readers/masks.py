@@ -1,8 +1,8 @@
-"""Folders of images with a mask of the same name for each, which has the class of each pixel.
+"""Reads folders of images with an equally named mask for each: the class of each pixel.
 
     images/NAME.jpg  masks/NAME.png        images/FOLDER/NAME.jpg  masks/FOLDER/NAME.png
 
-FOLDER is a set (train, val, test), or else a place whose images are one group.
+FOLDER is a set (train, val, test), or a place whose images form a group.
 """
 
 from pathlib import Path
@@ -25,10 +25,10 @@ _ORIGIN = Origin(
 
 
 def read_masks(root: Path, options: ReadOptions) -> Raw:
-    """Reads images/... and masks/... of a folder.
+    """Reads images/... and masks/... from a folder.
 
     Raises:
-      ValueError: the task is another one, an image has no mask, or their sizes differ. One line.
+      ValueError: the task is not "per-pixel", an image has no mask, or sizes differ. One line.
     """
     if options.task != "per-pixel":
         raise ValueError(f"its labels are masks; set task to 'per-pixel', not {options.task!r}")
@@ -70,7 +70,7 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
 
 
 def _by_key(names: list[str], folder: str) -> dict[str, str]:
-    """Returns name without folder and ending -> name, of the images in a folder."""
+    """Returns name without folder and extension -> name, for the images in a folder."""
     found: dict[str, str] = {}
     for name in names:
         key, _, ending = name.rpartition(".")

@@ -1,20 +1,20 @@
-"""Windows of motion sensors: UCI HAR and PAMAP2, and parts of UCI HAR that the package carries.
+"""Reads motion-sensor windows: UCI HAR and PAMAP2, and parts of UCI HAR in the package.
 
-UCI HAR (Anguita et al., ESANN 2013) are 30 persons with a phone at the waist. PFLlib's and
-HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that what their
-networks take for a signal in time is a mixture of all nine. Here windows are [128, 9], time first.
+UCI HAR (Anguita et al., ESANN 2013) has 30 persons with a phone at the waist. PFLlib and HtFLlib
+reshape [N, 128, 9] to [N, 9, 1, 128] without moving axes, so each signal that their networks see
+mixes all nine. Here windows are [128, 9], time first.
 
-PAMAP2 (Reiss and Stricker, ISWC 2012) are nine persons with inertial units on hand, chest and
-ankle, at 100 Hz. As PFLlib prepares it: windows of 256 steps, one every 128; what is missing is 0;
-every signal of a person is divided by its largest absolute value over all of that person's
-recordings; windows of twelve activities are kept. Settled here:
+PAMAP2 (Reiss and Stricker, ISWC 2012) has nine persons with inertial units on hand, chest and
+ankle, at 100 Hz. It is prepared as in PFLlib: windows of 256 steps, one every 128; missing values
+are 0; each signal of a person is divided by its largest absolute value over all of that person's
+recordings; windows of twelve activities are kept. Differences from PFLlib:
 
-* A window is of the activity that most of its steps are of (of equally many that with the smaller
-  number). PFLlib takes the smallest number in it, so that a single step of "other" (0) drops it,
-  and walking (4) into cycling (6) is walking.
-* A window is of one recording. PFLlib lets one run from the end of a person's first file into the
+* A window has the activity of most of its steps (the smaller number on a tie). PFLlib takes the
+  smallest number in it: one step of "other" (0) drops the window, and walking (4) into cycling (6)
+  counts as walking.
+* A window lies in one recording. PFLlib lets one run from the end of a person's first file into the
   second.
-* A signal that a person has nothing of stays 0, where PFLlib divides 0 by 0.
+* A signal without any data of a person stays 0; PFLlib divides 0 by 0.
 """
 
 import functools
@@ -40,8 +40,8 @@ from fedjax_ht.lab.safe.bounded import Origin, members, take
 SIGNALS = tuple(
     f"{quantity}_{axis}" for quantity in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 )
-"""Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration
-in g; at 50 Hz."""
+"""Last axis of a window, at 50 Hz: acceleration without gravity in g, angular velocity in rad/s,
+acceleration in g."""
 
 HAR_CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 _HAR_STEPS, _PERSONS = 128, 30
@@ -61,9 +61,9 @@ _HAR_PATTERN = re.compile(
 
 
 def read_har(source: Path, options: ReadOptions) -> Raw:
-    """Windows, float32 [128, 9], of the signals in `SIGNALS`.
+    """Reads windows, float32 [128, 9], of the signals in `SIGNALS`.
 
-    Official sets train and test are of other persons; groups are persons 1 to 30.
+    Official sets train and test have different persons; groups are persons 1 to 30.
     """
     tables = {}
     for match, content in members(source, _HAR_PATTERN):
@@ -84,7 +84,7 @@ def read_har(source: Path, options: ReadOptions) -> Raw:
 def _har_split(
     tables: dict[tuple[str, str], np.ndarray], split: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows float32 [n, 128, 9], labels int64 [n] from 0, and persons int64 [n]."""
+    """Returns windows float32 [n, 128, 9], labels int64 [n] from 0, and persons int64 [n]."""
     *signals, labels, persons = take(
         tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files"
     )
@@ -115,11 +115,11 @@ HAR = Source(
 
 
 def read_packaged_har(files: Sequence[str], options: ReadOptions) -> Raw:
-    """Windows of persons of UCI HAR (CC BY 4.0).
+    """Reads windows of some persons of UCI HAR (CC BY 4.0).
 
-    About a third of theirs, as of set "har" but float16 [128, 9]; groups are the persons. It has no
-    official sets; partition "natural" splits each person's windows. LICENSE-har_10persons.txt says
-    how it was selected, and what about it is not quite sure.
+    About a third of their windows, as in set "har" but float16 [128, 9]; groups are the persons.
+    There are no official sets; partition "natural" splits each person's windows.
+    LICENSE-har_10persons.txt documents the selection and its uncertainties.
     """
     parts = []
     for file in files:
@@ -151,13 +151,13 @@ ACTIVITIES = {
     17: "ironing",
     24: "rope jumping",
 }
-"""The publisher's number of each class, in the order of the labels."""
+"""The publisher's number -> name of each class, in the order of the labels."""
 
 STEPS, STRIDE, UNITS = 256, 128, 3
 _DTYPE = np.dtype(np.float32)
 _COLUMNS, _LAST = 54, 24
 _ACTIVITY = 1
-# Of each unit acceleration up to 16 g, angular velocity and magnetic field, x y z.
+# For each unit: acceleration up to 16 g, angular velocity and magnetic field, x y z each.
 _SIGNALS = [first + i for first in (4, 21, 38) for i in (0, 1, 2, 6, 7, 8, 9, 10, 11)]
 _RECORDINGS = sorted(
     [(f"10{i}", "Protocol") for i in range(1, 10)]
@@ -176,10 +176,10 @@ _PAMAP2_PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<per
 
 
 def read_pamap2(source: Path, options: ReadOptions) -> Raw:
-    """Windows, float32 [256, 3, 9], in [-1, 1].
+    """Reads windows, float32 [256, 3, 9], in [-1, 1].
 
-    The units are on hand, chest and ankle; each has acceleration, angular velocity and magnetic
-    field, x y z each. Groups are the persons, 1 to 9; there are no official sets.
+    The units are on hand, chest and ankle; each has x y z of acceleration, angular velocity and
+    magnetic field. Groups are the persons, 1 to 9; there are no official sets.
     """
     recordings = {}
     for match, content in members(source, _PAMAP2_PATTERN):
@@ -191,7 +191,7 @@ def read_pamap2(source: Path, options: ReadOptions) -> Raw:
         positions = np.flatnonzero(persons == person)
         scale = np.max([largest[i] for i in positions], 0)
         for i in positions:
-            # in place, and a signal that a person has nothing of stays 0
+            # in place; a signal without any data of a person stays 0
             np.divide(windows[i], scale, out=windows[i], where=scale > 0)
     counts = list(map(len, windows))
     if not any(counts):
@@ -208,10 +208,10 @@ def read_pamap2(source: Path, options: ReadOptions) -> Raw:
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows of one file, their labels, and every signal's largest absolute value.
+    """Returns the windows of one file, their labels, and each signal's largest absolute value.
 
     Returns:
-      float32 [n, 256, 27] as they were recorded, int64 [n], and float32 [27].
+      float32 [n, 256, 27] as recorded, int64 [n], and float32 [27].
     """
     table = read_table(name, content, _COLUMNS, [_ACTIVITY, *_SIGNALS])
     if not np.isin(table[:, 0], range(_LAST + 1)).all():
@@ -221,12 +221,12 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
     largest = np.abs(signals).max(0)
     if not np.isfinite(largest).all():
         raise ValueError(f"{name}: a signal is infinite")
-    label = np.full(_LAST + 1, -1)  # of an activity; -1 for those that are no class
+    label = np.full(_LAST + 1, -1)  # label of each activity; -1 if it is no class
     label[list(ACTIVITIES)] = np.arange(len(ACTIVITIES))
     windows, labels = [], []
     for start in range(0, len(table) - STEPS + 1, STRIDE):
         steps = slice(start, start + STEPS)
-        # of equally frequent activities the first, that with the smaller number
+        # argmax takes the first of equally frequent activities: the smaller number
         most = np.bincount(activity[steps], minlength=_LAST + 1).argmax()
         if label[most] >= 0:
             windows.append(signals[steps])
@@ -245,7 +245,7 @@ PAMAP2 = Source(
 )
 
 
-_WIDEST = 64  # characters of a number with what separates it from the next
+_WIDEST = 64  # most characters of a number and its separator
 
 
 def read_table(
@@ -255,20 +255,20 @@ def read_table(
     used: Sequence[int] | None = None,
     dtype: type = np.float32,
 ) -> np.ndarray:
-    """Reads a file of numbers with whitespace between them, [rows, columns].
+    """Reads a file of whitespace-separated numbers, [rows, columns].
 
     With `used` the result is [rows, len(used)].
 
     Args:
-      name: the name of the file, for the message.
-      content: the content of the file.
-      columns: number of columns of its first line. All lines must have as many; where only some are
-        `used`, they must have those.
+      name: file name, for the message.
+      content: content of the file.
+      columns: number of columns of the first line. All lines must match; with `used`, they need
+        only the used columns.
       used: positions of the columns to take; None takes all.
-      dtype: the dtype of the result.
+      dtype: dtype of the result.
 
     Raises:
-      ValueError: another number of columns, no row, or something that is no number.
+      ValueError: a wrong number of columns, no rows, or a cell that is not a number.
     """
     first = content[: _WIDEST * columns].split(b"\n", 1)[0].split()
     if len(first) != columns:
@@ -284,7 +284,7 @@ def read_table(
 
 
 def _lines(content: bytes, longest: int) -> Iterator[bytes]:
-    """One after another, without a second copy of a large file."""
+    """Yields the lines one by one, without a second copy of a large file."""
     start = 0
     while start < len(content):
         end = content.find(b"\n", start, start + longest) + 1

@@ -1,7 +1,6 @@
-"""Next-word prediction: plain texts cut into windows of tokens, with the token behind each as its
-class.
+"""Next-token prediction on plain texts: windows of tokens, labelled with the token that follows.
 
-A window is a sample like any other text, so that every method and every model of texts takes it.
+A window is an ordinary text sample, so every method and every text model accepts it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from fedjax_ht.lab.readers.tokens import (
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, read_whole
 
-LENGTH = 32  # tokens of a window where no text_length is given
+LENGTH = 32  # default number of tokens in a window
 _ORIGIN = Origin(
     "a .txt file in UTF-8, or a folder of them, one a client",
     "write each author's text to a file of its own",
@@ -36,8 +35,8 @@ class Windows(NamedTuple):
     """Samples of one text.
 
     Attributes:
-      tokens: int32 [n, length], `PADDING` behind a shorter one.
-      following: int32 [n], the token behind each.
+      tokens: int32 [n, length], shorter ones padded with `PADDING`.
+      following: int32 [n], the token after each window.
     """
 
     tokens: np.ndarray
@@ -45,11 +44,10 @@ class Windows(NamedTuple):
 
 
 def windows_of(ids: Sequence[int], length: int) -> Windows:
-    """Cuts a text into pieces of length + 1 tokens: the last token of a piece is the class of those
-    before it.
+    """Cuts a text into pieces of length + 1 tokens; the last token is the class of the others.
 
-    No token is in two pieces, so that no split of the samples shows a test's answer to training. A
-    last piece of one token is left out.
+    No token is in two pieces, so no split reveals a test sample's answer in training. A last piece
+    of one token is dropped.
 
     Args:
       ids: token ids of the text.
@@ -67,13 +65,13 @@ def windows_of(ids: Sequence[int], length: int) -> Windows:
 def read_next_token(place: Path, options: ReadOptions) -> Raw:
     """Reads a .txt file, or a folder of them.
 
-    Of a folder there is one file per client, whose samples are a group, or, if
-    every file is named train, val or test, one per official set. Tokens are those of the tokenizer,
-    without its special ones, or words of the training texts. Classes are the tokens that follow
-    some window, in the order of their ids.
+    In a folder, each file is a client and its samples a group; or, if every file is named train,
+    val or test, each is an official set. Tokens come from the tokenizer, without its special
+    tokens, or are words of the training texts. Classes are the tokens that follow some window, in
+    the order of their ids.
 
     Raises:
-      ValueError: a file is too large, no UTF-8 or too short. One line.
+      ValueError: a file is too large, not UTF-8 or too short. One line.
     """
     files, left_out = files_of(place, (".txt",))
     texts = [_text(file) for file in files]
@@ -82,7 +80,7 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
     for file, windows in zip(files, each):
         if not len(windows.following):
             raise ValueError(f"{file.name} has fewer than two tokens; leave the file out")
-    # An unknown word is no answer that a model could give.
+    # A model cannot answer with an unknown word.
     if options.tokenizer is None:
         known = [windows.following != UNKNOWN for windows in each]
         missing = sum(int(np.count_nonzero(~kept)) for kept in known)
@@ -119,7 +117,7 @@ def _text(file: Path) -> str:
 def _ids(
     files: Sequence[Path], texts: Sequence[str], tokenizer: Path | None
 ) -> tuple[list[list[int]], tuple[str, ...]]:
-    """Token ids of whole texts, and the text of each id."""
+    """Returns the token ids of whole texts, and the text of each id."""
     if tokenizer is not None:
         trained = Tokenizer(tokenizer)
         return trained.encode(texts, None), ("", *trained.pieces[1:])

@@ -1,4 +1,4 @@
-"""Any .npz file with samples and labels, which are found by the names of its arrays.
+"""Reads any .npz file with samples and labels, found by the names of its arrays.
 
     samples   images; inputs; x, data, features
     labels    labels, label, targets, target, y
@@ -6,7 +6,7 @@
     sets      any of these as train_NAME or NAME_train, and val and test likewise; or a mask,
               official_test and official_val, bool [N]
 
-Capitals do not matter. A file in which two arrays may be the same thing is refused.
+Case does not matter. A file in which two arrays fit one role is rejected.
 """
 
 import re
@@ -40,30 +40,30 @@ _ROLES = {
 }
 _ROLE = {name: role for role, names in _ROLES.items() for name in names}
 _NAME = re.compile(rf"(?:(?P<before>[a-z]+)_)?(?P<name>{'|'.join(_ROLE)})(?:_(?P<behind>[a-z]+))?")
-_IS_IMAGE = {"image": True, "input": False}  # of others the values tell
+_IS_IMAGE = {"image": True, "input": False}  # other names leave it to the values
 _SCALE = ("standard_mean", "standard_std")
-_NAMES = ("class_names", "classes"), ("column_names",)  # of the classes, and of columns
+_NAMES = ("class_names", "classes"), ("column_names",)  # keys of class names and column names
 _ABOUT = (*_NAMES[0], *_NAMES[1], "vocabulary", "official_test", "official_val", *_SCALE)
 
 
 def read_npz(file: Path, options: ReadOptions) -> Raw:
-    """Reads samples and labels of an .npz.
+    """Reads samples and labels from an .npz.
 
-    What the samples are goes by the name: images are images, or an error; inputs are as they are;
-    of x `image_arrays.guess` tells by type and axes.
+    The name tells the kind of samples: "images" must be images, "inputs" stay unchanged, and "x" is
+    left to `image_arrays.guess`, by dtype and shape.
 
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, of bytes or floats in [0, 1] or
-    [-1, 1], and are kept as bytes (`image_arrays.to_bytes`). What is as it is has two axes or more,
-    and `AsStored` for a model. Labels are whole numbers from 0. Classes are named by "class_names"
-    or "classes", else by number, and columns of rows by "column_names".
+    [-1, 1], and are kept as bytes (`image_arrays.to_bytes`). Other samples have two axes or more,
+    and models see them `AsStored`. Labels are whole numbers from 0. Class names come from
+    "class_names" or "classes", else they are numbers; columns of rows get "column_names".
 
     Raises:
-      ValueError: samples or labels are missing, or two arrays may be the same. One line.
+      ValueError: samples or labels are missing, or two arrays fit one role. One line.
     """
     with opened_npz(file) as arrays:
         found = _found(list(arrays))
         sets = [name for name in ("", *SETS) if name in found["samples"]]
-        # each is read once, which decompresses it
+        # read each only once: every access decompresses it
         parts, part_labels, part_groups = (
             [arrays[of_sets[name]] for name in sets if of_sets] for of_sets in found.values()
         )
@@ -124,7 +124,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
 
 
 def _texts(arrays: Mapping[str, np.ndarray], keys: Sequence[str]) -> tuple[str, ...]:
-    """The names in the first of these arrays that is there; () without one."""
+    """Returns the strings in the first of these arrays that exists; () if none does."""
     for key in keys:
         if key in arrays:
             values = arrays[key]
@@ -135,10 +135,10 @@ def _texts(arrays: Mapping[str, np.ndarray], keys: Sequence[str]) -> tuple[str, 
 
 
 def _found(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Role -> set, "" for all of them together -> name of its array.
+    """Returns role -> set ("" for all samples together) -> name of its array.
 
     Raises:
-      ValueError: samples or labels are missing, of some set perhaps, or two arrays may be the same.
+      ValueError: samples or labels are missing, perhaps in one set, or two arrays fit one role.
     """
     found: dict[str, dict[str, str]] = {role: {} for role in _ROLES}
     for name in names:
@@ -172,7 +172,7 @@ def _found(names: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _column(labels: np.ndarray) -> np.ndarray:
-    """Labels [N, 1] as [N], so that sets of both forms can be joined."""
+    """Returns labels [N, 1] as [N], so that sets of either shape can be joined."""
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
@@ -183,7 +183,7 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _official(
     arrays: Mapping[str, np.ndarray], sets: Sequence[str], counts: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Official sets by the arrays' names, or by masks, bool [N]; every other sample trains."""
+    """Returns official sets, from array names or masks, bool [N]; unmasked samples train."""
     if "" not in sets:
         return one_after_another(zip(sets, counts))
     (count,) = counts

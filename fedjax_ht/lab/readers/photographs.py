@@ -1,5 +1,7 @@
-"""Tiny ImageNet (Stanford CS231n), and Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et
-al. 2021)."""
+"""Reads Tiny ImageNet (Stanford CS231n), and Camelyon17 as WILDS publishes it.
+
+Sources: Bandi et al. 2018, Koh et al. 2021.
+"""
 
 import re
 from collections.abc import Sequence
@@ -27,10 +29,10 @@ _TINY_IMAGENET = re.compile(
 
 
 def read_tiny_imagenet(source: Path, options: ReadOptions) -> Raw:
-    """Images of 64x64x3, of an archive or its extracted folder; classes are sorted by name.
+    """Reads images of 64x64x3 from an archive or its extracted folder; classes sorted by name.
 
-    The official set "test" is the publisher's labelled validation set: labels of its test set are
-    secret.
+    The official set "test" is the publisher's labelled validation set: the labels of its test set
+    are secret.
     """
     pile, texts = decode_members(source, _TINY_IMAGENET, options.image_size, options.target)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
@@ -89,14 +91,14 @@ _CAMELYON17 = tuple(
 _PATCH = re.compile(
     r"^(?P<image>patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$"
 )
-_VAL, _TEST = 1, 2  # hospitals, of which nothing trains
+_VAL, _TEST = 1, 2  # hospitals without training samples
 
 
 def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
-    """455,954 patches of 96x96x3 by the publisher's table, normal or tumor in the central 32x32.
+    """Reads 455,954 patches of 96x96x3 by WILDS' table, normal or tumor in the central 32x32.
 
     `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test"
-    are all patches of hospitals 1 and 2, "train" and "id_val" those of the other three, by the
+    are all patches of hospitals 1 and 2; "train" and "id_val" are those of the other three, by the
     column split (0 and 1).
     """
     keys, values = _patches(table)
@@ -113,13 +115,13 @@ def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
 
 
 def _patches(table: Path) -> tuple[list[str], list[list[int]]]:
-    """File, and (class, hospital, split), of each patch in metadata.csv."""
+    """Returns the file and (class, hospital, split) of each patch in metadata.csv."""
     data = table_with_head(table)
     if missing := [name for name in _COLUMNS if name not in data.column_names]:
         raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
     keys, values = [], []
     for i, cells in enumerate(zip(*(data[name].to_pylist() for name in _COLUMNS))):
-        # the cells become a path, so they are words
+        # only word characters, since the cells become a path
         if not all(map(_WORD.fullmatch, cells)) or not all(map(_DIGIT.fullmatch, cells[4:])):
             raise ValueError(f"row {i + 1} of metadata.csv is {short(cells)}")
         patient, node, x, y = cells[:4]
@@ -135,7 +137,7 @@ _WORD, _DIGIT = re.compile(r"\w{1,20}"), re.compile(r"[0-9]")
 
 
 def _wilds_sets(hospitals: Sequence[int], splits: Sequence[int]) -> dict[str, np.ndarray]:
-    """Official sets, as WILDS reads the table."""
+    """Returns the official sets as WILDS reads the table."""
     seen = (hospitals != _VAL) & (hospitals != _TEST)
     sets = {"train": seen & (splits == 0), "id_val": seen & (splits == 1)}
     sets |= {"val": hospitals == _VAL, "test": hospitals == _TEST}

@@ -1,6 +1,6 @@
-"""Collects the declarations of all data sets, and loads a set by its name.
+"""Registry of all data sets; loads a set by its name.
 
-Decoded sets are kept on disk, so that JPEG files are read once.
+Decoded images are cached on disk, so JPEG files are decoded only once.
 """
 
 import contextlib
@@ -77,11 +77,11 @@ _MODULES = {
     "leaf:PATH": "leaf",
     "next_token:PATH": "next_token",
 }
-"""Name of a set, or prefix of a kind of sets and what it needs -> the module that declares it."""
+"""Name of a set, or prefix of a kind of sets and its argument -> the module that declares it."""
 
 
 class _Sources(Mapping):
-    """Name or prefix -> declaration, whose module is loaded when it is asked for."""
+    """Name or prefix -> declaration; a lookup imports the declaring module."""
 
     def __init__(self, names: Iterable[str]):
         self._names = {name.partition(":")[0]: name for name in names}
@@ -92,7 +92,7 @@ class _Sources(Mapping):
         declared = [value for value in vars(module).values() if isinstance(value, Source)]
         return next(source for source in declared if source.name == name)
 
-    def __contains__(self, prefix: object) -> bool:  # which a Mapping finds out by loading
+    def __contains__(self, prefix: object) -> bool:  # Mapping's own would import the module
         return prefix in self._names
 
     def __iter__(self):
@@ -106,15 +106,14 @@ SOURCES: Mapping[str, Source] = _Sources(_MODULES)
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` takes; a prefix ends in the part to be filled in,
-    "npz:PATH"."""
+    """Returns the names that `load_dataset` takes; a prefix shows its argument, "npz:PATH"."""
     return tuple(_MODULES)
 
 
 def find_source(name: str) -> Source | None:
-    """The declaration that a name belongs to; None for an unknown name.
+    """Returns the declaration that a name belongs to; None for an unknown name.
 
-    The name of a kind of sets needs something behind its colon, the name of a set has no colon.
+    The name of a kind of sets needs an argument after its colon; the name of a set has no colon.
     """
     prefix, colon, argument = name.partition(":")
     source = SOURCES.get(prefix)
@@ -124,12 +123,12 @@ def find_source(name: str) -> Source | None:
 
 
 def names_user_data(name: str) -> bool:
-    """Returns whether a name is a "module:function" of a user's own, and none of the library's."""
+    """Returns whether a name is a user's "module:function" and not a library name."""
     return find_source(name) is None and names_user_function(name)
 
 
 def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str:
-    """The message for a name that is no set; with the prefix that reads it, where it is a file."""
+    """Returns the message for an unknown name; for a file, with the prefix that reads it."""
     root = None if data_dir is None else Path(data_dir).expanduser()
     if hint := _prefix_hint(name, root):
         return f"unknown dataset {name!r}; did you mean {hint!r}? Otherwise {_listed()}"
@@ -137,7 +136,7 @@ def unknown_dataset(name: str, data_dir: str | os.PathLike | None = None) -> str
 
 
 def _prefix_hint(name: str, data_dir: Path | None) -> str:
-    """The name with the prefix that reads such a file, or folder; "" for a name that is no path."""
+    """Returns the name with the prefix that reads this file or folder; "" if it is no path."""
     prefixes = {"npz": "npz", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
     if not name or ":" in name:
         return ""
@@ -167,15 +166,15 @@ def load_dataset(
     tokenizer: str | os.PathLike | None = None,
     task: TaskName = "classification",
 ) -> Dataset:
-    """Reads a labelled set from disk; nothing is ever downloaded.
+    """Reads a labelled data set from disk; nothing is ever downloaded.
 
-    What may have been meant otherwise is logged as a warning, a line each, at every call.
+    Doubtful choices are logged as warnings, one line each, at every call.
 
     Args:
-      name: the set's name, one of `dataset_names()`; or "module:function" for a function of yours
-        that returns a `Dataset`, the module in the current folder or installed.
-      data_dir: the folder with the publisher's files, or with a folder of the set's name that has
-        them. A path after a prefix is one of the current folder, or else below `data_dir`.
+      name: name of the set, one of `dataset_names()`; or "module:function", a function of yours
+        that returns a `Dataset`, in a module of the current folder or an installed one.
+      data_dir: folder with the publisher's files, or with a folder of the set's name that has them.
+        A path after a prefix is relative to the current folder, or else to `data_dir`.
         `fashion_mnist_10k`, `har_10persons` and `har_30persons` come with the package and need
         none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the
@@ -183,25 +182,25 @@ def load_dataset(
         only.
       text_length: number of tokens to which texts are cut or padded; None for 200, or for the set's
         own length.
-      label: name of the column of labels, of a table or a file of texts; None for the usual names.
-      features: names of the columns that are the samples; () for all others, and "-NAME" for all
-        others but some.
-      group: name of the column with the samples' groups, such as persons; None for the usual names.
-      tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt, which
-        needs the package `tokenizers`; None for words of the training texts.
-      task: the meaning of the labels. Of a "regression" they are numbers; of "multi-label" 0 or 1
-        for each label, several columns of a table or an array [N, labels]. `label` may then name
-        several columns, "a,b,c". Of "per-pixel" they are masks, masks:PATH or an array [N, H, W].
+      label: name of the label column of a table or a file of texts; None for the usual names.
+      features: names of the feature columns; () for all others, and "-NAME" for all others but
+        some.
+      group: name of the column of the samples' groups, such as persons; None for the usual names.
+      tokenizer: tokenizer of texts, a tokenizer.json or a folder with one or with vocab.txt; needs
+        the package `tokenizers`. None for words of the training texts.
+      task: meaning of the labels. For "regression" they are numbers; for "multi-label", 0 or 1 for
+        each label, in several columns of a table or an array [N, labels]. `label` may then name
+        several columns, "a,b,c". For "per-pixel" they are masks, masks:PATH or an array [N, H, W].
 
     Returns:
-      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; tables are
-      standardised by their training samples; all else is as it is stored. The latest four are kept
-      in memory, and read again when their files have changed.
+      The data set. Models see pixels in [-1, 1] (mean and std 0.5), tables standardised by their
+      training samples, and anything else as stored. The latest four sets are cached in memory, and
+      read again if their files have changed.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.
-      FileNotFoundError: a file is missing; the line says how to get it.
-      ImportError: an optional package is missing; the line says how to install it.
+      FileNotFoundError: a file is missing; the message says how to get it.
+      ImportError: an optional package is missing; the message says how to install it.
 
     Examples:
       >>> dataset = load_dataset("fashion_mnist_10k")
@@ -235,7 +234,7 @@ def load_dataset(
 
 @functools.lru_cache(maxsize=4)
 def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) -> Dataset:
-    """Reads a set; the stamp of its files is there to tell other calls from this one."""
+    """Reads a set; `stamp`, of its files, is only a cache key."""
     del stamp
     prefix, _, argument = name.partition(":")
     source = SOURCES[prefix]
@@ -263,11 +262,11 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
 
 
 def _user_data(name: str, options: ReadOptions) -> Dataset:
-    """Returns the data set that a function of a user's own makes; the latest one is kept.
+    """Returns the data set made by a user's function; the latest one is cached.
 
     Raises:
-      ValueError: there is no such function, it raises something or returns something else, or an
-        option is given. One line.
+      ValueError: there is no such function, it raises or returns something else, or an option is
+        given. One line.
     """
     for option, value in options._asdict().items():
         if value and value != getattr(ReadOptions(), option):
@@ -280,7 +279,7 @@ def _user_data(name: str, options: ReadOptions) -> Dataset:
 
 @functools.lru_cache(maxsize=1)
 def _made(function: Callable[..., Any], name: str) -> Dataset:
-    del function  # it tells a module that was loaded anew from this one
+    del function  # only a cache key: a reloaded module has another function
     dataset = call_user_function("dataset", name)
     if not isinstance(dataset, Dataset):
         raise ValueError(
@@ -295,18 +294,18 @@ def _made(function: Callable[..., Any], name: str) -> Dataset:
 
 
 Normalisation = Literal["half", "dataset", "imagenet"]
-"""half: mean and standard deviation 0.5, so that a model sees pixels in [-1, 1], the range of a
-generator's tanh. dataset: those of the set's declaration; tanh then covers a part of what a model
-sees. imagenet: those of ImageNet, whatever the set is, as FedSSA's released code has it for
-CIFAR-10 and as pre-trained weights expect it; three channels.
+"""half: mean and standard deviation 0.5, so a model sees pixels in [-1, 1], the range of a
+generator's tanh. dataset: those declared for the set; tanh then covers only part of a model's
+input range. imagenet: those of ImageNet for any set, as in FedSSA's released code for CIFAR-10
+and as pre-trained weights expect; three channels.
 """
 
 
 def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
-    """Returns the set with another mean and standard deviation.
+    """Returns the data set with another mean and standard deviation.
 
     Raises:
-      ValueError: the set's moments are unknown, or there are not as many channels as moments.
+      ValueError: the set's moments are unknown, or do not match the number of channels.
     """
     if kind == "half":
         return dataset
@@ -328,7 +327,7 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
     return dataclasses.replace(dataset, preprocess=Pixels(*source.moments))
 
 
-_FORMAT = 4  # raise it when decoding changes, so that older files are not used
+_FORMAT = 4  # increase it when decoding changes, so that older files are not used
 _DAY = 86_400  # seconds
 
 
@@ -338,14 +337,14 @@ def cached(
     sources: Sequence[Path],
     build: Callable[[Path | None], Raw],
 ) -> Raw:
-    """Returns `build(target)`, or its last result if the files of `sources` are the same.
+    """Returns `build(target)`, or its cached result if the files of `sources` are unchanged.
 
-    They are the same by their stamp, see `stamp_of`. There are two files per name, which is that of
-    a set and a size, in `.fedjax_ht_cache` of the folder `place`, or in the user's cache folder if
-    that is not writable: the images as an .npy, which the set maps, and an .npz of the rest, which
-    has their SHA-256 and is renamed into place last. `target` is where `build` stacks the images
-    (`images.Pile`); without a
-    writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
+    `stamp_of` decides whether they are. Each name (a set and a size) has two files in
+    `.fedjax_ht_cache` of the folder `place`, or in the user's cache folder if that is not writable.
+    The images are an .npy, which the set maps; an .npz holds the rest and their SHA-256, and is
+    renamed into place last. `build` stacks the images in `target` (`images.Pile`). Without a
+    writable folder, or space in it, `target` is None, nothing is cached, and the images are in
+    memory.
     """
     first = str(sources[0].resolve()).encode("utf-8", "surrogatepass")
     stem = f"{name}-{hashlib.sha256(first).hexdigest()[:16]}"
@@ -363,25 +362,25 @@ def cached(
             try:
                 raw = build(target)
             except Exception as error:
-                # a disk without room, whatever a reader has made of it
+                # the disk is full, whatever error a reader has made of it
                 if is_caused_by(error, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
                     continue
                 raise
-            with contextlib.suppress(OSError):  # the map outlives the name
+            with contextlib.suppress(OSError):  # the map stays valid without the file's name
                 _store(raw, target, folder / f"{stem}.npz", stamp)
             return raw
     return build(None)
 
 
 def cache_folders(place: Path) -> tuple[Path, Path]:
-    """Returns the folders of a cache, the second one for a `place` that is not writable."""
+    """Returns the cache folders; the second is for a `place` that is not writable."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
     return place / ".fedjax_ht_cache", user_cache
 
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """A new file. It is gone afterwards, unless it was given another name."""
+    """Yields a new file, which is deleted afterwards unless it was renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
     os.close(handle)
@@ -393,10 +392,7 @@ def _temporary(folder: Path) -> Iterator[Path]:
 
 
 def _stored(path: Path, stamp: str) -> Raw | None:
-    """The set in `path` and the .npy beside it.
-
-    None if it is absent, damaged, or made from other files.
-    """
+    """Loads the set in `path` and the .npy beside it; None if absent, damaged or outdated."""
     try:
         with opened_npz(path) as arrays:
             if str(arrays["stamp"]) != stamp:
@@ -417,12 +413,12 @@ def _stored(path: Path, stamp: str) -> Raw | None:
                 groups=arrays.get("groups"),
                 reading=Reading.from_json(str(arrays["reading"])),
             )
-    except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
+    except Exception:  # zipfile, zlib and numpy raise many types on a damaged file
         return None
 
 
 def _store(raw: Raw, target: Path, path: Path, stamp: str) -> None:
-    """Gives the images in `target` their name, and then puts the rest at `path`."""
+    """Renames the images in `target`, and then stores the rest at `path`."""
     arrays: dict[str, Any] = {f"official_{k}": v for k, v in raw.official.items()}
     arrays |= {"labels": raw.labels, "class_names": np.array(raw.class_names)}
     if raw.groups is not None:
@@ -439,17 +435,16 @@ def _store(raw: Raw, target: Path, path: Path, stamp: str) -> None:
 
 
 def _images(path: Path, stamp: str) -> Path:
-    """The file with the images of the set at `path`.
+    """Returns the file with the images of the set at `path`.
 
-    Each state of the sources has a file for itself, so that neither a process that is killed here
-    nor one that has the former mapped sees a mixture.
+    Each state of the sources has its own file. So neither a process that is killed here nor one
+    that maps the former file sees a mixture.
     """
     return path.with_name(f"{path.stem}-{stamp[:16]}.npy")
 
 
 def _sweep(path: Path, stamp: str) -> None:
-    """Removes the images of former states of the sources, and files that a killed process has
-    left."""
+    """Removes images of former states of the sources, and files left by killed processes."""
     former = [
         file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)
     ]

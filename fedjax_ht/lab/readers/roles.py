@@ -1,8 +1,7 @@
-"""Finds by their names the columns of a table that are the label, the features and the group, and
-the files and folders that are sets and clients.
+"""Finds the roles of columns (label, features, group), and of files and folders (sets, clients).
 
-A column that the user does not name is found by a usual name, with a warning. Rejects tables in
-which two columns would do, a feature counts the rows, or a label has as many classes as rows.
+A column that the user does not name is found by a usual name, with a warning. Rejects tables with
+two candidates for a role, a feature that numbers the rows, or nearly as many classes as rows.
 """
 
 import re
@@ -18,28 +17,28 @@ from fedjax_ht.lab.readers.source import ReadOptions, one_after_another
 from fedjax_ht.lab.safe.bounded import printable
 
 LABELS = ("label", "labels", "target", "class", "class index", "y")
-"""Names of columns, in small letters, that are the label if none is named."""
+"""Lower-case column names that are the label if none is named."""
 
 _OWNERS = ("group", "person", "subject", "patient", "participant", "user", "client")
 GROUPS = tuple(name + end for name in _OWNERS for end in ("", "_id", " id", "id"))
-"""Names of columns, in small letters, that are the group if none is named. The number of a person
-is no feature: it would tell a model whose sample it sees."""
+"""Lower-case column names that are the group if none is named. A person's number is not a feature:
+it would tell a model whose sample it sees."""
 
-_FEWEST = 10  # rows, or classes, from which a pattern in them is no chance
+_FEWEST = 10  # rows, or classes, from which a pattern is no coincidence
 _INDEX = ("id", "idx", "index", "no", "nr", "number", "row", "key", "uid", "uuid", "sample")
-"""Names, in small letters, of columns that number rows where all their values differ."""
+"""Lower-case words in names of columns that number the rows if all their values differ."""
 
 
 class Roles(NamedTuple):
     """The roles of a table's columns.
 
     Attributes:
-      label: column of the labels; the first of `targets`, if there are any.
-      features: columns of the samples, in the table's order.
+      label: label column; the first of `targets`, if there are any.
+      features: feature columns, in the table's order.
       group: column of the samples' groups, such as persons; "" for none.
-      targets: columns of the targets of another task than classification.
-      are_named: True if the features are named one by one, and thereby meant.
-      sentence: a sentence on the columns that were found by their names; "" where all are named.
+      targets: target columns of tasks other than classification.
+      are_named: True if the user names the features one by one, so they are intended.
+      sentence: message about columns found by their names; "" if all are named.
     """
 
     label: str
@@ -51,7 +50,7 @@ class Roles(NamedTuple):
 
 
 def refuse_same_names(columns: Sequence[str]) -> None:
-    """Refuses a table of which two columns have one name."""
+    """Rejects a table with duplicate column names."""
     if len(set(columns)) < len(columns):
         raise ValueError(f"its columns are {listed(columns, 20)}; each needs a name of its own")
 
@@ -64,8 +63,8 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
       named: the columns that the user named.
 
     Raises:
-      ValueError: a column that is named is not there, or none is called like a label, or several
-        are, or no feature is left. One line.
+      ValueError: a named column does not exist, no or several columns are called like a label, or
+        no feature is left. One line.
     """
     labels = named.label.split(",") if named.task != "classification" else [named.label]
     candidates = label_candidates(columns)
@@ -100,7 +99,7 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
 
 
 def _group(named: ReadOptions, columns: Sequence[str], labels: Sequence[str]) -> str:
-    """The column of the groups; "" where none is named, or called so."""
+    """Returns the group column; "" if none is named or has a usual name."""
     taken = [*labels, *(feature.removeprefix("-") for feature in named.features)]
     candidates = [column for column in _called(columns, GROUPS) if column not in taken]
     if not named.group and not candidates:
@@ -109,7 +108,7 @@ def _group(named: ReadOptions, columns: Sequence[str], labels: Sequence[str]) ->
 
 
 def label_candidates(columns: Sequence[str]) -> list[str]:
-    """Returns the columns that are called like a label; y is a coordinate where there is an x."""
+    """Returns the columns called like a label; y is a coordinate if there is an x."""
     called = _called(columns, LABELS)
     if any(name.lower() == "x" for name in columns):
         called = [name for name in called if name.lower() != "y"]
@@ -117,7 +116,7 @@ def label_candidates(columns: Sequence[str]) -> list[str]:
 
 
 def leave_out(name: str) -> str:
-    """Says how to leave a column out, or to keep it as a feature."""
+    """Returns a hint how to exclude a column, or to keep it as a feature."""
     return (
         f"leave it out by dataset.features=-{name} (features=['-{name}'] from Python), or name "
         "all features there if it is one"
@@ -125,7 +124,7 @@ def leave_out(name: str) -> str:
 
 
 def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The columns of such a name, the first names first."""
+    """Returns the columns with such names, in the order of `names`."""
     called = []
     for name in names:
         called += [column for column in columns if column.lower() == name]
@@ -133,14 +132,14 @@ def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _naming(role: str, columns: str, name: str) -> str:
-    """The way to name the column of a role: "csv:mine.csv:LABEL", or "label='LABEL'" in memory."""
+    """Returns how to name a role's column: "csv:mine.csv:LABEL", or "label='LABEL'" in memory."""
     return f"{name}:{columns}" if name else f"{role}={columns.rpartition(':')[2]!r}"
 
 
 def _column(
     role: str, named: ReadOptions, columns: Sequence[str], candidates: Sequence[str]
 ) -> str:
-    """The column of the labels or groups: the one that is named, or that has a usual name."""
+    """Returns the column of labels or groups: the named one, or one with a usual name."""
     known = f"the columns are {listed([column or repr(column) for column in columns], most=20)}"
     chosen = getattr(named, role)
     if chosen and chosen not in columns:
@@ -161,7 +160,7 @@ def _column(
 
 
 def _features(named: Sequence[str], columns: Sequence[str], special: Sequence[str]) -> list[str]:
-    """The columns of features, in the table's order."""
+    """Returns the feature columns, in the table's order."""
     are_out = _are_out(named, columns)
     names = {name.removeprefix("-") if are_out else name for name in named}
     for name in sorted(names):
@@ -176,10 +175,10 @@ def _features(named: Sequence[str], columns: Sequence[str], special: Sequence[st
 
 
 def _are_out(named: Sequence[str], columns: Sequence[str]) -> bool:
-    """Returns whether all names have a "-" before them, which leaves these columns out.
+    """Returns whether all names start with "-", which excludes these columns.
 
     Raises:
-      ValueError: some have.
+      ValueError: only some do.
     """
     have_minus = [name.startswith("-") and name not in columns for name in named]
     if any(have_minus) and not all(have_minus):
@@ -191,14 +190,14 @@ def _are_out(named: Sequence[str], columns: Sequence[str]) -> bool:
 
 
 def refuse_index(roles: Roles, features: Sequence[np.ndarray]) -> None:
-    """Refuses a feature that numbers the rows; those that are named one by one are meant.
+    """Rejects a feature that numbers the rows, unless the features are named one by one.
 
     Args:
       roles: roles of the columns.
       features: the values of each feature, [N] each.
 
     Raises:
-      ValueError: a feature has another whole number in every row, which are consecutive or have the
+      ValueError: a feature has a different whole number in every row, evenly spaced or with the
         name of an index. One line.
     """
     for name, column in zip(roles.features, () if roles.are_named else features):
@@ -214,15 +213,15 @@ def refuse_index(roles: Roles, features: Sequence[np.ndarray]) -> None:
 
 
 def refuse_no_classes(name: str, labels: np.ndarray, class_names: Sequence[str]) -> None:
-    """Refuses labels of which nearly every row has its own.
+    """Rejects labels with nearly as many classes as rows.
 
     Args:
-      name: the name of the labels, for the message.
+      name: name of the labels, for the message.
       labels: the rows' classes, int [N].
       class_names: names of all classes.
 
     Raises:
-      ValueError: there are about as many classes as rows. One line.
+      ValueError: there are more than 10 classes, and more than half as many as rows. One line.
     """
     classes, rows = len(class_names), len(labels)
     if classes > _FEWEST and 2 * classes > rows:
@@ -254,10 +253,10 @@ def set_of(name: str) -> str:
 
 
 def sets_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns name -> set of the names that are called like one.
+    """Returns name -> set, for the names that are called like one.
 
     Raises:
-      ValueError: two names are called like the same set.
+      ValueError: two names mean the same set.
     """
     sets: dict[str, str] = {}
     for name in sorted(names):
@@ -278,11 +277,11 @@ _PURPOSE = {"train": "train on", "val": "validate on", "test": "test on"}
 
 
 class Owners(NamedTuple):
-    """The clients, or the sets, that the rows of several files are of.
+    """The clients or sets that own the rows of several files.
 
     Attributes:
-      groups: int32 [N], the number of the file of each row; None for one file, or sets.
-      names: names of the files, without their endings; () for one file, or sets.
+      groups: int32 [N], index of each row's file; None for one file, or sets.
+      names: names of the files without extension; () for one file, or sets.
       official: name of a set -> indices of its rows.
     """
 
@@ -292,10 +291,10 @@ class Owners(NamedTuple):
 
 
 def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[LeftOut, ...]]:
-    """Returns the file itself, or the files of a folder by name, and the folder's other entries.
+    """Returns the file itself, or a folder's files by name, and the folder's other entries.
 
     Raises:
-      ValueError: the folder has no file with such an ending.
+      ValueError: the folder has no file with such an extension.
     """
     if not place.is_dir():
         return [place], ()
@@ -313,14 +312,14 @@ def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[Lef
 
 
 def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
-    """Finds the clients, or the sets, that the rows of files belong to.
+    """Finds the clients or sets that own the rows of files.
 
     Args:
       files: paths of the files, in order.
-      counts: numbers of rows, one a file.
+      counts: number of rows of each file.
 
     Raises:
-      ValueError: some are called like sets, train or test, and others are not.
+      ValueError: only some are called like sets (train, val or test).
     """
     if len(files) == 1:
         return Owners(None, (), {})

@@ -1,8 +1,8 @@
-"""Sets of small images as their publishers give them.
+"""Reads sets of small images in their publishers' formats.
 
-MNIST and Fashion-MNIST are idx files, gzipped or not; the package carries the test images of the
-latter. CIFAR-10 and CIFAR-100 are read in the python version, as in torchvision and PFLlib, as an
-archive or extracted.
+MNIST and Fashion-MNIST are idx files, gzipped or not; the package includes the latter's test
+images. CIFAR-10 and CIFAR-100 are read in the python version, as in torchvision and PFLlib, packed
+or extracted.
 
 The idx format is described on the MNIST page (LeCun, Cortes and Burges): two zero bytes, a type
 code (8 is uint8), the number of dimensions, these as big-endian uint32, and the values.
@@ -45,7 +45,7 @@ _FILES = {  # file -> dimensions of its array
 
 
 def _origins(page: str, *folders: str) -> tuple[Origin, ...]:
-    """The four files; two sets have the same names, so a folder of the set's name comes first."""
+    """Returns the origins of the four files; the set's folder first, as two sets share names."""
     how = f"download it from the dataset's page ({page})"
     places = tuple(f"{folder}/{raw}" for folder in (*folders, ".") for raw in (".", "raw"))
     return tuple(
@@ -61,7 +61,7 @@ _ORIGINS = {
 
 
 def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
-    """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1."""
+    """Reads "mnist" or "fashion_mnist" (`name`), 28x28x1; official sets train and test."""
     parts = []
     for path, origin, ndim in zip(files, _ORIGINS[name], _FILES.values()):
         with reading(path, origin):
@@ -80,7 +80,7 @@ def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
 
 
 def _parse_idx(content: bytes, ndim: int) -> np.ndarray:
-    """The uint8 array of `ndim` dimensions in an idx file."""
+    """Returns the uint8 array of `ndim` dimensions in an idx file."""
     magic = bytes((0, 0, 8, ndim))
     if content[:4] != magic:
         raise ValueError(f"starts with {content[:4].hex()}, not {magic.hex()}")
@@ -99,7 +99,7 @@ MNIST = Source(
     about="70,000 digits, 28x28 grey, 10 classes",
     read=functools.partial(read_idx, "mnist"),
     origins=_ORIGINS["mnist"],
-    home="https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror, which torchvision uses too
+    home="https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror that torchvision uses
     files={
         "train-images-idx3-ubyte.gz": File(9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         "train-labels-idx1-ubyte.gz": File(28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -120,14 +120,14 @@ FASHION_MNIST = Source(
         "t10k-images-idx3-ubyte.gz": File(4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
         "t10k-labels-idx1-ubyte.gz": File(5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     },
-    moments=MNIST_MOMENTS,  # DFRD's released code has MNIST's
+    moments=MNIST_MOMENTS,  # MNIST's, as in DFRD's released code
 )
 
 
 def read_fashion_mnist_10k(options: ReadOptions) -> Raw:
-    """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
+    """Reads the 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
 
-    It has no official sets, since all of it is one.
+    There are no official sets, since all samples come from one.
     """
     with np.load(SHIPPED / "fashion_mnist_10k.npz") as arrays:
         return Raw(arrays["images"], arrays["labels"], FASHION_CLASSES)
@@ -145,13 +145,13 @@ _PIXELS = 3 * 32 * 32  # bytes of an image, plane by plane
 
 
 class _Layout(NamedTuple):
-    """Names of a set.
+    """File names of a CIFAR set.
 
     Attributes:
       stem: start of the archive's name.
-      folder: folder that the archive extracts to.
-      files: names of the batches, of which the last is the test set, and of the class names.
-      names_key: key of the class names.
+      folder: folder in the archive.
+      files: names of the batches, the test set last, and of the file with the class names.
+      names_key: key of the class names in that file.
     """
 
     stem: str
@@ -177,7 +177,7 @@ _LAYOUTS = {
 
 
 def _cifar_origin(name: str) -> Origin:
-    """The archive or the extracted folder."""
+    """Returns the origin: the archive or the extracted folder."""
     layout = _LAYOUTS[name]
     return Origin(
         f"{layout.stem}.tar.gz or its extracted folder",
@@ -190,7 +190,7 @@ def _cifar_origin(name: str) -> Origin:
 def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
     """Reads CIFAR-10 or CIFAR-100; official sets train and test, 32x32x3.
 
-    `name` is "cifar10" or "cifar100", which has its 100 fine classes.
+    `name` is "cifar10" or "cifar100" (its 100 fine classes).
     """
     layout = _LAYOUTS[name]
     pattern = re.compile(
@@ -216,10 +216,10 @@ def _class_names(content: bytes, key: str) -> tuple[str, ...]:
 
 
 def _parse_batch(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 images [n, 3072] and integer labels [n] of a pickled batch."""
+    """Returns uint8 images [n, 3072] and integer labels [n] of a pickled batch."""
     batch = _load_dict(content)
     images, labels = batch.get("data"), batch.get("fine_labels", batch.get("labels"))
-    # the labels' types are looked at before numpy sees them, which would walk lists in lists
+    # check the labels' types before NumPy, which would walk nested lists
     if isinstance(images, np.ndarray) and isinstance(labels, list):
         sound = images.dtype == np.uint8 and images.shape == (len(labels), _PIXELS)
         if sound and all(isinstance(label, int | np.integer) for label in labels):
@@ -228,7 +228,7 @@ def _parse_batch(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load_dict(content: bytes) -> dict:
-    """A pickled dict with its keys as text; Python 3 makes bytes of keys that Python 2 wrote."""
+    """Returns a pickled dict with str keys; Python 3 reads keys written by Python 2 as bytes."""
     value = load_pickle(io.BytesIO(content))
     if not isinstance(value, dict):
         raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")

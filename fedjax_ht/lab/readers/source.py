@@ -1,4 +1,4 @@
-"""What readers take and return, and the declarations of data sets."""
+"""Options and results of readers, and the declarations of data sets."""
 
 import dataclasses
 import os
@@ -21,27 +21,27 @@ from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
 from fedjax_ht.lab.safe.bounded import Origin, search, user_path
 
 TaskName = Literal["classification", "regression", "multi-label", "per-pixel"]
-"""The meaning of labels: classes, numbers to predict, 0 and 1 for each of several labels, or a
-class for each pixel."""
+"""The meaning of labels: classes, numbers to predict, 0 or 1 for each of several labels, or a class
+for each pixel."""
 
-_LONGEST = 1 << 14  # tokens of a text
+_LONGEST = 1 << 14  # most tokens of a text
 
 
 class ReadOptions(NamedTuple):
-    """How a user wants a set to be read.
+    """A user's options for reading a set.
 
     Attributes:
-      image_size: height and width of images in pixels; None as they are.
+      image_size: height and width of images in pixels; None keeps them.
       text_length: number of tokens of a text; None for the usual number.
       tokenizer: file of a trained tokenizer; None for words of the training texts.
-      label: column of the labels; "" for the usual names.
-      features: columns of the samples; () for all others; with "-" before every name, all others
-        but these.
+      label: label column; "" for the usual names.
+      features: feature columns; () for all others; with "-" before every name, all others but
+        these.
       group: column of the samples' groups; "" for the usual names.
-      task: the meaning of the labels; of other tasks than classification they are numbers, and
-        `label` may name several columns, "a,b".
+      task: meaning of the labels. For tasks other than classification they are numbers, and `label`
+        may name several columns, "a,b".
       name: name of a table without its columns, "csv:mine.csv", for messages; "" in memory.
-      target: file in which a reader of images stacks them; None keeps them in memory.
+      target: file in which a reader stacks images; None keeps them in memory.
     """
 
     image_size: int | None = None
@@ -66,10 +66,10 @@ def read_options(
     group: str | None = None,
     task: TaskName = "classification",
 ) -> ReadOptions:
-    """Checks options as a user gives them.
+    """Checks the options that a user gives.
 
     Raises:
-      ValueError: a size is not a positive integer, or features are one text. One line.
+      ValueError: a size is not a positive integer, or features are one string. One line.
       FileNotFoundError: there is no such tokenizer. One line.
     """
     return ReadOptions(
@@ -84,10 +84,10 @@ def read_options(
 
 
 def named_in(name: str, options: ReadOptions) -> ReadOptions:
-    """Adds a table's name, PREFIX:PATH[:LABEL[:GROUP]], and the columns in it, to the options.
+    """Adds the name and columns in PREFIX:PATH[:LABEL[:GROUP]], a table's name, to the options.
 
     Raises:
-      ValueError: more columns are named, or a column differently in two places.
+      ValueError: more than two columns are named, or two different ones for a role.
     """
     prefix, path, *names = name.split(":")
     if len(names) > 2:
@@ -104,15 +104,15 @@ def named_in(name: str, options: ReadOptions) -> ReadOptions:
 
 
 class Raw(NamedTuple):
-    """A set as it was read, with the fields of `Dataset` that a reader knows.
+    """A data set as read, with the fields of `Dataset` that a reader knows.
 
     Attributes:
       inputs: samples [N, ...]; bytes without a `preprocess` are images of their native size. Or N
         texts, which become tokens.
-      targets: numbers [N] or [N, columns] to predict, or 0 and 1 [N, labels] with the labels' names
-        as `class_names`, or classes [N, H, W] of pixels, where the options ask for another task;
-        `labels` is then not read.
-      used_tokenizer: True if the reader itself has made the tokens by the options.
+      targets: for tasks other than classification, which ignore `labels`: numbers [N] or
+        [N, columns] to predict, 0 and 1 [N, labels] with the labels' names as `class_names`, or
+        classes [N, H, W] of pixels.
+      used_tokenizer: True if the reader has already made tokens by the options.
     """
 
     inputs: np.ndarray | list[str]
@@ -128,17 +128,17 @@ class Raw(NamedTuple):
     used_tokenizer: bool = False
 
     def read_from(self, path: str) -> "Raw":
-        """Returns the set with the path that it was read from; one that its reader noted stays."""
+        """Returns the set with its path; a path recorded by the reader takes precedence."""
         return self._replace(
             reading=dataclasses.replace(self.reading, path=self.reading.path or path)
         )
 
 
 def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
-    """Returns the data set: images of one size, texts as tokens, anything else as it is.
+    """Builds the data set: resizes images, tokenises texts, and keeps anything else.
 
     Raises:
-      ValueError: an option is for samples of another kind, or `Dataset` refuses the arrays.
+      ValueError: an option does not fit the kind of samples, or `Dataset` rejects the arrays.
     """
     inputs, vocabulary, reading = raw.inputs, raw.vocabulary, raw.reading
     if isinstance(inputs, list):
@@ -190,7 +190,7 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
 
 
 def _refuse_text_options(name: str, raw: Raw, options: ReadOptions) -> None:
-    """Refuses options of texts where nothing is left to tokenise."""
+    """Rejects options of texts if nothing is left to tokenise."""
     if raw.used_tokenizer:
         return
     if options.tokenizer is not None:
@@ -205,7 +205,7 @@ def _refuse_text_options(name: str, raw: Raw, options: ReadOptions) -> None:
 
 
 def one_after_another(counts: Iterable[tuple[str, int]]) -> dict[str, np.ndarray]:
-    """Returns the indices of sets of which one follows the other, by their numbers of samples."""
+    """Returns the indices of consecutive sets, given their numbers of samples."""
     official, start = {}, 0
     for name, count in counts:
         official[name] = np.arange(start, start + count)
@@ -214,15 +214,15 @@ def one_after_another(counts: Iterable[tuple[str, int]]) -> dict[str, np.ndarray
 
 
 def as_stored(name: str, x: np.ndarray) -> np.ndarray:
-    """Samples [N, ...] that a model sees as they are.
+    """Returns samples [N, ...] in a type that a model takes as stored.
 
     Args:
-      name: the name of the array, for the error.
-      x: floats of 64 bits become float32, integers of more than 16 bits int32; all else keeps its
-        type.
+      name: name of the array, for the error.
+      x: samples. 64-bit floats become float32, integers of more than 16 bits int32; other types
+        stay.
 
     Raises:
-      ValueError: of fewer than two axes, of another type, too large, NaN or infinite.
+      ValueError: fewer than two axes, another type, too large, NaN or infinite.
     """
     if x.ndim < 2 or x.dtype.kind not in "iuf":
         raise ValueError(
@@ -237,7 +237,7 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
 
 
 class Moments(NamedTuple):
-    """Mean and standard deviation of pixels in [0, 1], a number for each channel."""
+    """Mean and standard deviation of pixels in [0, 1], one number per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -246,13 +246,13 @@ class Moments(NamedTuple):
 CIFAR100_MOMENTS = Moments(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
 IMAGENET_MOMENTS = Moments(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 SHIPPED = Path(__file__).parent / "shipped"
-"""The folder of the sets that come inside the package."""
+"""Folder of the data sets in the package."""
 
 IN_PACKAGE = "it is part of the package, and nothing is to be downloaded"
 
 
 class File(NamedTuple):
-    """A publisher's file: its size in bytes, and its MD5 sum in hexadecimal digits."""
+    """Size in bytes and MD5 sum in hexadecimal digits of a publisher's file."""
 
     size: int
     md5: str
@@ -260,22 +260,22 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set that `load_dataset` reads, or a kind of them.
+    """A data set, or a kind of data sets, that `load_dataset` reads.
 
     Attributes:
-      name: the set's name, such as "cifar10"; of a kind, a prefix and the kind of text behind the
-        colon, such as "npz:PATH".
-      about: a description of the set in one line, or the reason why it has no address.
+      name: name of the set, such as "cifar10"; for a kind, a prefix and what follows the colon,
+        such as "npz:PATH".
+      about: one-line description, or the reason why it has no address.
       read: the reader, (*places, options=options) -> Raw.
-      origins: the files and folders that it takes; of a kind one, which the name tells.
-      place: path of that one, a function of (text behind the colon, data_dir).
+      origins: the files and folders that it takes; for a kind one, given by the name.
+      place: path of that one, a function of (text after the colon, data_dir).
       has_columns: True for a kind whose names may end in :LABEL or :LABEL:GROUP.
-      is_kept: True for a set that is kept on disk as it was read, see `registry.cached`.
-      size: height and width of its images where a user names none; None for the native ones.
-      home: URL of the folder with the files to download; "" where there is no such address.
-      files: the files to download into a folder of the set's name, by name.
-      builder: the set's name in tensorflow-datasets, which then fetches and prepares it; else "".
-      moments: mean and standard deviation of the pixels; None if they are not known.
+      is_kept: True to cache the decoded set on disk, see `registry.cached`.
+      size: default height and width of its images; None for the native ones.
+      home: URL of the folder with the files to download; "" if there is none.
+      files: name of each file to download into a folder of the set's name -> its size and sum.
+      builder: name in tensorflow-datasets, which then downloads and prepares the set; else "".
+      moments: mean and standard deviation of the pixels; None if unknown.
     """
 
     name: str
@@ -292,11 +292,11 @@ class Source:
     moments: Moments | None = None
 
     def places(self, argument: str, data_dir: Path | None) -> tuple[Path, ...]:
-        """The files and folders that `read` takes; () for a set in the package.
+        """Returns the files and folders that `read` takes; () for a set in the package.
 
         Args:
-          argument: the text behind the colon, of a kind.
-          data_dir: the folder of the sets.
+          argument: for a kind, the text after the colon.
+          data_dir: folder of the data sets.
 
         Raises:
           ValueError, FileNotFoundError: a publisher's file is not found, see `bounded.search`.
@@ -308,5 +308,5 @@ class Source:
 
     @property
     def argument(self) -> str:
-        """The kind of text behind the colon; "" for a set."""
+        """What follows the colon in `name`; "" for a set."""
         return self.name.partition(":")[2]

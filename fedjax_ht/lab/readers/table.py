@@ -1,6 +1,6 @@
-"""Makes a set of a `pyarrow.Table`, whichever file or library it comes from.
+"""Builds a data set from a `pyarrow.Table`, whichever file or library it comes from.
 
-The columns' types say what the samples are: numbers, texts, or one column of arrays or images.
+The column types determine the samples: numbers, texts, or one column of arrays or images.
 """
 
 import re
@@ -33,30 +33,30 @@ from fedjax_ht.lab.readers.roles import (
 from fedjax_ht.lab.readers.source import Raw, ReadOptions
 from fedjax_ht.lab.safe import limits
 
-pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
+pc: Any = pyarrow.compute  # its functions are made at import, unknown to type checkers
 
 FILL = "fill in such values, or leave out the row or the column"
 _IMAGES = ("image", "images", "img", "imgs")
-"""Names of columns, in small letters, of images: of other arrays their values tell."""
+"""Lower-case names of image columns; other columns of arrays are judged by their values."""
 
 _NO_NAME = ("", "nan", "<na>")
-"""Cells, in small letters, that say of a class, group, set or client that it is missing."""
+"""Lower-case cells that mark a class, group, set or client as missing."""
 
 _PADDED = re.compile(r"[+-]?0\d")
-"""Digits behind a zero: a name, often."""
+"""Digits after a leading zero: often a name, not a number."""
 
 
 class Table(NamedTuple):
-    """A table as a reader has read it.
+    """A table as read.
 
     Attributes:
-      columns: the columns by name; `table_raw` takes each feature out, so that it is freed.
-      counts: rows of each file or set that it was joined from.
-      place: the place of a row by its number, for messages.
+      columns: columns by name; `table_raw` removes each feature, which frees it.
+      counts: number of rows of each file or set that was joined.
+      place: describes a row, given its index, for messages.
       roles: roles of the columns; None to find them by name.
-      owners: the sets or clients of the rows, where files are such.
-      class_names: names of the classes of each column whose labels are numbered.
-      left_out: columns and files that are no data.
+      owners: sets or clients of the rows, if files are such.
+      class_names: class names of each column with numbered labels.
+      left_out: columns and files that are not data.
     """
 
     columns: dict[str, pa.ChunkedArray]
@@ -76,17 +76,17 @@ def table_raw(
     client: str = "",
     numbers_only: bool = False,
 ) -> Raw:
-    """Returns the set of a table.
+    """Builds the data set of a table.
 
     Args:
       table: the table.
       options: the options, with the columns that the user names.
-      split: column that says train, val or test of each row; "" for none.
-      client: column of the client that holds a row, in the set that `split` says; "" for none.
-      numbers_only: True if columns of text are numbers that a file spells out.
+      split: column with train, val or test for each row; "" for none.
+      client: column with each row's client, in the set that `split` says; "" for none.
+      numbers_only: True if columns of text are spelt-out numbers.
 
     Raises:
-      ValueError: the columns cannot be what they are taken for. One line.
+      ValueError: the columns do not fit their roles. One line.
     """
     columns, place = table.columns, table.place
     if not sum(table.counts):
@@ -123,7 +123,7 @@ def table_raw(
             _values(name, columns.pop(name), place, options.image_size) for name in roles.features
         ]
         samples = _samples(roles, features, table)
-    # a table without a head has no names to tell
+    # without a header, the columns' names are made up
     known = {"label": roles.label, "features": roles.features} if table.roles is None else {}
     return Raw(
         samples.inputs,
@@ -145,7 +145,7 @@ def table_raw(
 
 
 def _samples(roles: Roles, features: list[Any], table: Table) -> Samples:
-    """The samples of columns of numbers or texts, or of one column of arrays."""
+    """Returns the samples of number or text columns, or of one column of arrays."""
     kind = _kind(roles.features, features)
     if kind == "arrays":
         name = roles.features[0]
@@ -160,12 +160,12 @@ def _samples(roles: Roles, features: list[Any], table: Table) -> Samples:
 
 
 def _numbers(roles: Roles, columns: Iterable[np.ndarray], table: Table) -> Samples:
-    """Columns of numbers as float32 [N, columns]."""
+    """Returns columns of numbers as float32 [N, columns]."""
     inputs, bad = np.empty((sum(table.counts), len(roles.features))), []
     for i, column in enumerate(columns):
         bad += [(row, i) for row in np.flatnonzero(~(np.abs(column) <= FLOAT))[:1].tolist()]
         inputs[:, i] = column
-    pa.default_memory_pool().release_unused()  # the text of the columns, before they are copied
+    pa.default_memory_pool().release_unused()  # frees the columns' text before they are copied
     if bad:
         row, i = min(bad)
         raise ValueError(
@@ -176,7 +176,7 @@ def _numbers(roles: Roles, columns: Iterable[np.ndarray], table: Table) -> Sampl
 
 
 def _without(columns: Sequence[str], **owners: str) -> list[str]:
-    """The columns without those that say a row's set or client."""
+    """Returns the columns except those with a row's set or client."""
     for role, column in owners.items():
         if column and column not in columns:
             known = f"the columns are {listed(columns, most=20)}"
@@ -188,7 +188,7 @@ def _kind(names: Sequence[str], features: Sequence[Any]) -> str:
     """Returns "numbers", "texts" or "arrays".
 
     Raises:
-      ValueError: there are columns of several kinds, or several of arrays.
+      ValueError: columns are of several kinds, or several hold arrays.
     """
     kinds: dict[str, list[str]] = {"arrays": [], "texts": [], "numbers": []}
     for name, x in zip(names, features):
@@ -213,8 +213,8 @@ class Codes(NamedTuple):
     """A column of labels, groups, sets or clients.
 
     Attributes:
-      places: number of each row's text, int [N].
-      texts: the different texts, in the order of coming.
+      places: index of each row's text, int [N].
+      texts: the different texts, in order of appearance.
     """
 
     places: np.ndarray
@@ -222,7 +222,7 @@ class Codes(NamedTuple):
 
 
 def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> Codes:
-    """Numbers the different values of a column as texts.
+    """Numbers the different values of a column, read as text.
 
     Raises:
       ValueError: a cell is missing, or there are more than `limits.CLASSES` different ones.
@@ -238,20 +238,20 @@ def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) ->
     missing = np.flatnonzero(np.isin(places, gaps))
     if missing.size:
         raise ValueError(f"{place(int(missing[0]))} has no value in column {name!r}")
-    numbers: dict[str, int] = {}  # white space around a text is no part of it
+    numbers: dict[str, int] = {}  # texts that differ only in outer white space are the same
     merged = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
     return Codes(merged[places], list(numbers))
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without extension types, dictionaries and views, in which kernels are missing."""
+    """Returns a column without extension types, dictionaries and views, which kernels lack."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks])
     if pa.types.is_dictionary(column.type):
         chunks, size = [], 0
         for chunk in column.chunks:
             values = _plain(name, pa.chunked_array([chunk.dictionary])).combine_chunks()
-            if pa.types.is_large_string(values.type):  # a text may stand in each of its rows
+            if pa.types.is_large_string(values.type):  # every row may repeat a long text
                 size += pc.sum(pc.binary_length(values).take(chunk.indices)).as_py() or 0
                 limits.keep(f"column {name!r}", size, limits.FILE_BYTES)
             chunks.append(values.take(chunk.indices))
@@ -264,10 +264,10 @@ def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _values(
     name: str, column: pa.ChunkedArray, place: Callable[[int], str], image_size: int | None
 ) -> np.ndarray | list[str]:
-    """A column of features: numbers [N], N texts, or arrays [N, ...].
+    """Returns a column of features: numbers [N], N texts, or arrays [N, ...].
 
-    Missing numbers are NaN. Images are the content of their files, as Hugging Face keeps them,
-    {"bytes": ...}; uint8 [N, H, W, C], of `image_size` if it is given.
+    Missing numbers are NaN. Images are file contents as Hugging Face keeps them, {"bytes": ...};
+    they become uint8 [N, H, W, C], resized to `image_size` if given.
 
     Raises:
       ValueError: the column holds something else, or images of several sizes. One line.
@@ -297,7 +297,7 @@ def _values(
 
 
 def _arrays(name: str, column: pa.ChunkedArray) -> np.ndarray:
-    """Lists of one length, or lists in lists, as an array [N, ...]."""
+    """Returns lists of equal length, possibly nested, as an array [N, ...]."""
     flat, sides = column.combine_chunks(), []
     if isinstance(flat, pa.ChunkedArray):
         flat = pa.concat_arrays(flat.chunks)
@@ -328,10 +328,10 @@ def _images(
 
 
 def _spelt_numbers(name: str, column: pa.ChunkedArray, table: Table) -> np.ndarray:
-    """Numbers that are spelt out, float64 [N].
+    """Parses spelt-out numbers, float64 [N].
 
     Raises:
-      ValueError: a cell is no number. The line names it.
+      ValueError: a cell is not a number. The message names it.
     """
     column = pc.utf8_trim_whitespace(column)
     try:
@@ -358,10 +358,10 @@ def _spelt_numbers(name: str, column: pa.ChunkedArray, table: Table) -> np.ndarr
 
 
 def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
-    """A column of a frame, or of another object in memory, for Arrow.
+    """Converts a column of a frame, or of another object in memory, for Arrow.
 
     Raises:
-      ValueError: its values are of several kinds, or arrays of several shapes. One line.
+      ValueError: its values have several types, or are arrays of several shapes. One line.
     """
     if np.ma.isMaskedArray(values):
         values = as_array(f"column {name!r}", values)
@@ -387,7 +387,7 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
 
 
 def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The rows' classes, and the classes' names; of numbered classes in their own order."""
+    """Returns the rows' classes and the class names; numbered classes keep their order."""
     column = table.columns[name]
     if name not in table.class_names:
         labels, names = _numbered(name, codes_of(name, column, table.place))
@@ -403,10 +403,10 @@ def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _targets(table: Table, names: Sequence[str], are_spelt: bool) -> np.ndarray:
-    """The columns that are targets, float64 [N, columns].
+    """Returns the target columns, float64 [N, columns].
 
     Raises:
-      ValueError: a column has no numbers, or a value is missing or infinite. One line.
+      ValueError: a column does not hold numbers, or a value is missing or infinite. One line.
     """
     targets = np.empty((sum(table.counts), len(names)))
     for i, name in enumerate(names):
@@ -428,9 +428,9 @@ def _targets(table: Table, names: Sequence[str], are_spelt: bool) -> np.ndarray:
 
 
 def _numbered(name: str, codes: Codes) -> tuple[np.ndarray, list[Any]]:
-    """Each row's place among the values of a column, int [N], and the values in order.
+    """Returns each row's index among a column's sorted values, int [N], and these values.
 
-    Values are whole numbers if all are, else texts: so are digits with leading zeros.
+    Values are whole numbers if all are, without leading zeros; otherwise they are texts.
 
     Raises:
       ValueError: the values are numbers, but not whole.
@@ -442,13 +442,13 @@ def _numbered(name: str, codes: Codes) -> tuple[np.ndarray, list[Any]]:
 
 
 def _whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
-    """The whole numbers that texts are, such as "3" or "3.0"; None if some text is none.
+    """Returns texts as whole numbers, such as "3" or "3.0"; None if a text is no number.
 
     Raises:
-      ValueError: all are numbers, and some are not whole.
+      ValueError: all are numbers, but some are not whole.
     """
     if any("_" in text or not text.isascii() or _PADDED.match(text) for text in texts):
-        return None  # 007 is the name of something, and another one than 7
+        return None  # 007 is a name, and differs from 7
     try:
         return [int(text) for text in texts]
     except ValueError:
@@ -466,7 +466,7 @@ def _whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
 
 
 def _groups(name: str, codes: Codes) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The group of each row, int32 [N], and the names of groups that are no numbers."""
+    """Returns each row's group, int32 [N], and the names of groups that are not numbers."""
     places, values = _numbered(name, codes)
     if isinstance(values[0], int):
         return as_groups(name, np.array(values)[places]), ()
@@ -474,7 +474,7 @@ def _groups(name: str, codes: Codes) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _sets(name: str, codes: Codes) -> dict[str, np.ndarray]:
-    """The rows of each set, by a column that says which."""
+    """Returns the rows of each set, from a column that names it."""
     sets = np.array([set_of(text) for text in codes.texts])[codes.places]
     unnamed = np.flatnonzero(sets == "")
     if unnamed.size:
@@ -487,7 +487,7 @@ def _sets(name: str, codes: Codes) -> dict[str, np.ndarray]:
 
 
 def _clients(name: str, codes: Codes, official: Mapping[str, np.ndarray]) -> Partition:
-    """The split over clients, in the order of their numbers or names."""
+    """Returns the split over clients, in the order of their numbers or names."""
     if not official:
         raise ValueError(
             f"client is {name!r}, but no rows are called train or test: name the column that says "

@@ -1,6 +1,7 @@
-"""Tables and texts in .csv and .tsv files of anyone, one file or a folder of them.
+"""Reads tables and texts from .csv and .tsv files, folders of them, and .parquet files.
 
-Every cell is read as text: types that are guessed would turn 007 into 7, and blanks into gaps.
+In .csv and .tsv every cell is read as text: guessed types would turn 007 into 7, and blanks into
+missing values.
 """
 
 import codecs
@@ -31,10 +32,10 @@ from fedjax_ht.lab.readers.table import Table, table_raw
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, open_regular, read_whole
 
-pc: Any = pyarrow.compute  # type checkers do not know its functions, which are made at import
+pc: Any = pyarrow.compute  # its functions are made at import, unknown to type checkers
 
-_HEAD = 1 << 16  # bytes of it in which separators are counted
-_BLOCK = 1 << 22  # bytes that are parsed at once; a row is in one or two of them
+_HEAD = 1 << 16  # bytes searched for the header, in which separators are counted
+_BLOCK = 1 << 22  # bytes parsed at once; a row lies in one or two blocks
 _ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _TABLE = Origin(
     "a header, labels and columns of numbers",
@@ -47,35 +48,35 @@ _TEXT = Origin(
 )
 _TEXTS = ("text", "texts", "title", "description", "sentence", "review", "content", "body")
 _TEXTS += ("message",)
-"""Names of columns, in small letters, that show that a line is a head."""
+"""Lower-case column names that mark a line as a header."""
 
 
 def read_csv(place: Path, options: ReadOptions) -> Raw:
     """Reads a table of numbers.
 
-    It is a .csv, .tsv or either with .gz, or a folder of them with the same columns: one file per
-    client, whose rows are a group, or, if every file is named train, val or test, one per official
-    set. GROUP is the column that identifies the owner of each row. Columns that are not named are
-    found by `roles.LABELS` and `roles.GROUPS`. All other columns are the samples, float32 as
-    stored, and a model sees them standardised by the training samples. Classes are named by the
-    labels, in sorted order, by value if all are whole numbers without leading zeros; so are groups,
-    which keep their numbers if they have some.
+    It is a .csv, .tsv or either with .gz, or a folder of them with the same columns. In a folder,
+    each file is a client whose rows are a group; or, if every file is named train, val or test,
+    each is an official set. GROUP is the column that identifies the owner of each row. Columns that
+    are not named are found by `roles.LABELS` and `roles.GROUPS`. All other columns are the samples,
+    stored as float32; models see them standardised by the training samples. Classes are named by
+    the sorted labels, by value if all are whole numbers without leading zeros. So are groups, which
+    keep their numbers if they have some.
 
     Raises:
-      ValueError: there is no such column, a value is missing, a column holds text, or a column
-        counts the rows. The line says which.
+      ValueError: a column does not exist, a value is missing, a column holds text, or a column
+        numbers the rows. The message says which.
     """
     return table_raw(_joined(place, options), options, numbers_only=True)
 
 
 def read_text(place: Path, options: ReadOptions) -> Raw:
-    """Reads what `read_csv` does, but the samples are texts.
+    """Reads the same files as `read_csv`, but the samples are texts.
 
-    In a file without a head the class is the first column and the text is in those behind it. The
-    vocabulary is that of all texts, or of the training set where files are sets.
+    Without a header, the class is the first column, and the others are the text. The vocabulary is
+    that of all texts, or of the training set if files are sets.
 
     Raises:
-      ValueError: the columns cannot be what they are taken for, or the file is damaged. One line.
+      ValueError: the columns do not fit their roles, or the file is damaged. One line.
     """
     return _texts(_joined(place, options), options)
 
@@ -89,7 +90,7 @@ def _texts(table: Table, options: ReadOptions) -> Raw:
 
 
 def _refuse_head(raw: Raw) -> None:
-    """Refuses a file whose first line is the only one of its class: it may be a head.
+    """Rejects a file whose first line is the only one of its class: it may be a header.
 
     Raises:
       ValueError: it is, and every other class has several.
@@ -105,16 +106,16 @@ def _refuse_head(raw: Raw) -> None:
 
 
 def table_with_head(file: Path) -> pa.Table:
-    """Returns the cells of a file as text, in columns named by its first line.
+    """Returns the cells of a file as text, with columns named by its first line.
 
     Raises:
-      ValueError: too large or damaged, or a column has no name of its own.
+      ValueError: too large or damaged, or column names are not unique.
     """
     return _named(_cells(file, are_texts=False))
 
 
 def _named(data: pa.Table) -> pa.Table:
-    """The table with its first row for the columns' names."""
+    """Uses the first row of a table as column names."""
     names = [column[0].as_py().strip() for column in data.columns]
     refuse_same_names(names)
     if len(data) == 1:
@@ -128,7 +129,7 @@ def _joined(place: Path, options: ReadOptions) -> Table:
 
 
 def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
-    """The rows of all files, which have the same columns in any order."""
+    """Joins the rows of all files, which have the same columns in any order."""
     tables: list[pa.Table] = []
     are_texts, has_head = not options.name.startswith("csv:"), False
     for file in files:
@@ -144,7 +145,7 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
 
     def place(row: int) -> str:
         number = int(np.searchsorted(np.cumsum(counts), row, "right"))
-        # by a second reading, since only errors ask for it
+        # read the file again, since only errors need the line
         lines = (line for line, _ in _text(files[number], are_texts).rows())
         line = next(itertools.islice(lines, row - sum(counts[:number]) + has_head, None))
         return f"line {line}" if len(files) == 1 else f"{files[number].name}, line {line}"
@@ -155,7 +156,7 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
         dict(zip(names, data.columns)),
         counts,
         place=place,
-        # of columns without names the first is the class
+        # without column names, the first column is the class
         roles=None if has_head else Roles(names[0], tuple(names[1:]), "", False, ""),
         owners=owners_of(files, counts),
     )
@@ -164,7 +165,7 @@ def _table_of(files: Sequence[Path], options: ReadOptions) -> Table:
 def _refuse_other_columns(
     file: Path, columns: Sequence[str], first: Path, of_first: Sequence[str]
 ) -> None:
-    """Refuses a file of a folder whose columns are not those of the first file."""
+    """Rejects a file of a folder whose columns differ from those of the first file."""
     if set(columns) != set(of_first):
         different = sorted(set(columns) ^ set(of_first))
         raise ValueError(
@@ -176,8 +177,8 @@ def _refuse_other_columns(
 def _has_head(data: pa.Table, options: ReadOptions) -> bool:
     """Returns whether the first row names the columns.
 
-    It does if the user names a column, or if it holds a usual name of labels or texts that occurs
-    in its column no second time.
+    It does if the user names a column, or if it holds a usual name of labels or texts and no such
+    name recurs in its column.
     """
     if options.label or options.features or options.group:
         return True
@@ -192,18 +193,18 @@ def _has_head(data: pa.Table, options: ReadOptions) -> bool:
 
 
 class _Text(NamedTuple):
-    """The content of a file in UTF-8, and the mark between its cells."""
+    """UTF-8 content of a file, and the separator of its cells."""
 
     content: bytes
     mark: str
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yields (line, cells) of each row, as Python's strict reader finds them."""
-        # not io.StringIO, which takes four bytes for each character
+        # io.StringIO would take four bytes per character
         lines = io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline="")
         reader = csv.reader(lines, delimiter=self.mark, strict=True)
         for cells in reader:
-            if cells:  # empty lines are no rows
+            if cells:  # skips empty lines
                 yield reader.line_num, cells
 
 
@@ -219,7 +220,7 @@ def _text(file: Path, are_texts: bool) -> _Text:
 
 
 def _cells(file: Path, are_texts: bool) -> pa.Table:
-    """The cells of a file as text, in columns "1", "2", ...; the first row may be a head.
+    """Returns a file's cells as text, in columns "1", "2", ...; the first row may be a header.
 
     Raises:
       ValueError: too large, a row has more or fewer cells than the first, or a quote is not closed.
@@ -231,10 +232,10 @@ def _cells(file: Path, are_texts: bool) -> pa.Table:
     if not names:
         raise ValueError("it has no rows")
     limits.keep("the table", len(names), limits.TABLE_COLUMNS, "columns")
-    # each mark may be a cell of four bytes and more; those in quotes are none
+    # each separator may mean a cell of at least four bytes; those in quotes do not
     marks = text.content.count(text.mark.encode()) + text.content.count(b"\n")
     limits.keep("the table", marks // 2, limits.TABLE_CELLS, "cells")
-    # Arrow joins rows in silence where a quote is not closed
+    # Arrow silently joins rows if a quote is not closed
     rows = _checked_rows(text, len(names)) if b'"' in text.content else None
     try:
         table = pyarrow.csv.read_csv(
@@ -256,7 +257,7 @@ def _cells(file: Path, are_texts: bool) -> pa.Table:
 
 
 def _checked_rows(text: _Text, columns: int) -> int:
-    """Returns the number of rows, all of which have as many cells as the first."""
+    """Returns the number of rows, after checking that each has `columns` cells."""
     count = 0
     for line, cells in text.rows():
         count += 1
@@ -286,20 +287,20 @@ _PARQUET_ORIGIN = Origin(
     "name the columns as parquet:PATH:LABEL or parquet:PATH:LABEL:GROUP if they are not called "
     "label and group",
 )
-_INDEX = "__index_level_"  # begins the names of columns in which pandas keeps its index
-_BATCH_ROWS = 1 << 12  # rows that are decoded between two looks at their size
+_INDEX = "__index_level_"  # prefix of the columns in which pandas keeps its index
+_BATCH_ROWS = 1 << 12  # rows decoded between two checks of their size
 
 
 def read_parquet(place: Path, options: ReadOptions) -> Raw:
     """Reads a .parquet file.
 
-    Columns have roles, and samples are numbers, texts or arrays, as `table.table_raw` says. The
-    index of pandas is left out.
+    `table.table_raw` finds the roles of the columns, and whether samples are numbers, texts or
+    arrays. The index of pandas is skipped.
 
     Raises:
-      ValueError: the file is damaged or too large, or columns cannot be what they are taken for.
+      ValueError: the file is damaged or too large, or the columns do not fit their roles.
     """
-    open_regular(place).close()  # Arrow opens it by itself
+    open_regular(place).close()  # rejects pipes: Arrow opens the file by itself
     data = _bounded(place)
     refuse_same_names(data.column_names)
     index = [name for name in data.column_names if name.startswith(_INDEX)]
@@ -316,9 +317,9 @@ _WIDTHS = {"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2, "BOOLEAN": 1, "IN
 
 
 def _bounded(place: Path) -> pa.Table:
-    """The table of a file, part by part: few bytes may stand for many rows of one long text.
+    """Reads a file in parts, within the size limits: few bytes may hold many rows of a long text.
 
-    Texts are read as numbers of a part's different texts, and decoded when their size is known.
+    Texts are read as indices into a part's different texts, and decoded once their size is known.
     """
     with parquet.ParquetFile(place) as file:
         about, schema, most = (
@@ -351,7 +352,7 @@ def _bounded(place: Path) -> pa.Table:
 
 
 def _without_views(schema: pa.Schema) -> pa.Schema:
-    """The schema with plain texts for views, which texts by number are not turned into."""
+    """Replaces views by plain texts: dictionary-encoded texts cannot be cast to views."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
 
@@ -362,7 +363,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _decoded(column: pa.Array) -> int:
-    """The bytes of a column without dictionaries."""
+    """Returns the bytes of a column without dictionary encoding."""
     if isinstance(column, pa.DictionaryArray) and _is_text(column.type.value_type):
         lengths = pc.binary_length(column.dictionary)
         return column.indices.nbytes + (pc.sum(lengths.take(column.indices)).as_py() or 0)
@@ -383,7 +384,7 @@ PARQUET = Source(
 )
 
 
-_TOPIC_NUMBERS = ("1", "2", "3", "4")  # of the classes, in their order
+_TOPIC_NUMBERS = ("1", "2", "3", "4")  # of the classes, in order
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 _AG_NEWS = Origin(
     "ag_news/train.csv and ag_news/test.csv, rows of class (1 to 4), title and description",
@@ -394,9 +395,9 @@ _AG_NEWS = Origin(
 
 
 def read_ag_news(*files: Path, options: ReadOptions) -> Raw:
-    """Texts of title and description; official sets train and test, or the test set alone.
+    """Reads texts of title and description; official sets train and test, if both are given.
 
-    The vocabulary is that of train.csv, or of the test set where it is alone.
+    The vocabulary is that of train.csv, or of the test set if only that is given.
     """
     raw = _texts(_table_of(files, options), options)
     for i, name in enumerate(raw.class_names):

@@ -21,18 +21,16 @@ from fedjax_ht.lab.readers.source import (
 from fedjax_ht.lab.safe.bounded import Origin, files_below, open_regular
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
-_SIZE = 64  # pixels, of sets of many sizes
+_SIZE = 64  # pixels, for sets of mixed sizes
 
 
 def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _SPLITS) -> Raw:
-    """Reads a prepared set.
-
-    Only what is already prepared is read: nothing is downloaded.
+    """Reads a prepared set; nothing is downloaded.
 
     Args:
-      folder: the folder of the set.
+      folder: folder of the set.
       options: the options.
-      splits: a split's name in the folder -> the official set that it is; others are not read.
+      splits: name of a split in the folder -> its official set; other splits are skipped.
     """
     prepared = sorted(path.parent for path in folder.rglob("dataset_info.json"))
     if not prepared:
@@ -42,9 +40,9 @@ def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _S
         raise ValueError(
             f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION"
         )
-    for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
+    for path in files_below(prepared[0]):  # rejects pipes: tensorflow-datasets opens all by itself
         open_regular(path).close()
-    try:  # a dependency that BUILD.md lets a user leave out
+    try:  # an optional dependency, see BUILD.md
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
@@ -57,7 +55,7 @@ def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _S
         features.get(label_key), tfds.features.ClassLabel
     ):
         raise ValueError(f"has the features {', '.join(features)}, not an image and a class label")
-    try:  # our own decoding, so that every source treats image sizes alike
+    try:  # decoded here, so that every source treats image sizes alike
         data = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
     except (NotImplementedError, ImportError) as error:
         raise ValueError(
@@ -87,7 +85,7 @@ def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _S
 
 
 def _folder(dataset: str, data_dir: Path | None) -> Path:
-    """The folder of NAME, NAME/CONFIG or either with :VERSION, by default tensorflow-datasets'."""
+    """Returns the folder of NAME, NAME/CONFIG or either with :VERSION; default as in tfds."""
     root = data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     return root.expanduser() / dataset.replace(":", "/")
 
@@ -115,7 +113,7 @@ TFDS = Source(
 def _named(
     name: str, builder: str, about: str, splits: Mapping[str, str] = _SPLITS, **fields: Any
 ) -> Source:
-    """Declares a set that has a name of its own here."""
+    """Declares a set that has its own name here."""
     return Source(
         name=name,
         about=f"{about}; tensorflow-datasets fetches it, as {builder}",

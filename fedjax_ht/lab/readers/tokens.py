@@ -1,5 +1,4 @@
-"""Tokenises texts: words and punctuation, by a vocabulary of the training texts, or by a tokenizer
-of a folder of Hugging Face's."""
+"""Tokenises texts by a word vocabulary of the training texts, or by a Hugging Face tokenizer."""
 
 import json
 import os
@@ -25,7 +24,7 @@ class Tokens(NamedTuple):
     """Texts as token ids.
 
     Attributes:
-      ids: token ids, uint16 or int32 [N, length], 0 behind a text's end.
+      ids: token ids, uint16 or int32 [N, length], 0 after a text's end.
       texts: the text of each token id.
     """
 
@@ -43,7 +42,7 @@ def tokenised(
 
     Args:
       texts: the texts.
-      learned: indices of the texts that a vocabulary is learned from, where there is no tokenizer.
+      learned: indices of the texts from which a vocabulary is learned without a tokenizer.
       length: number of tokens to which texts are cut or padded; None for `LENGTH`.
       tokenizer: file of a trained tokenizer; None for a vocabulary.
 
@@ -63,23 +62,23 @@ def tokenised(
 
 
 def smallest_type(count: int) -> type[np.integer]:
-    """The smallest type that holds so many token ids."""
+    """Returns the smallest type that holds `count` token ids."""
     return np.uint16 if count <= 1 << 16 else np.int32
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into words by torchtext's rule "basic_english", which PFLlib and HtFLlib use.
+    """Splits a text into words by torchtext's rule "basic_english", as PFLlib and HtFLlib do.
 
-    Lower case, double quotes left out, the marks ' . , ( ) ! ? by themselves, and split at white
-    space, semicolons, colons and "<br />".
+    Converts to lower case, drops double quotes, separates the marks ' . , ( ) ! ? and splits at
+    white space, semicolons, colons and "<br />".
     """
     return text.lower().translate(_RULE).replace("<br />", " ").split()
 
 
 def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
-    """The ids of the `size` most frequent words, from 2 on.
+    """Returns the ids, from 2 on, of the `size` most frequent words.
 
-    Of equally frequent words those that come first.
+    Among equally frequent words, those that come first win.
 
     Raises:
       ValueError: there are more than `limits.WORDS` different words.
@@ -93,12 +92,12 @@ def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
 
 
 def by_id(ids: dict[str, int]) -> tuple[str, ...]:
-    """The text of each token id: of a vocabulary, padding and unknown words."""
+    """Returns the text of each id of a vocabulary, with padding and unknown words."""
     return ("", "?", *ids)
 
 
 def encode(texts: Sequence[str], ids: dict[str, int], length: int) -> np.ndarray:
-    """Token ids, uint16 [N, length], of texts cut or padded behind with `PADDING`.
+    """Returns token ids, uint16 [N, length], of texts cut or padded at the end with `PADDING`.
 
     Words that are not in `ids` are `UNKNOWN`.
     """
@@ -115,14 +114,14 @@ _FILES = ("tokenizer.json", "vocab.txt")
 class Tokenizer:
     """A trained tokenizer.
 
-    It adds the special tokens that its file says, such as BERT's [CLS] and [SEP].
+    It adds the special tokens of its file, such as BERT's [CLS] and [SEP].
 
     Args:
       path: a tokenizer.json, or a vocab.txt of WordPiece.
 
     Raises:
       ImportError: `tokenizers` is not installed. One line.
-      ValueError: the file is too large or no tokenizer. One line.
+      ValueError: the file is too large, or not a tokenizer. One line.
     """
 
     def __init__(self, path: Path):
@@ -133,7 +132,7 @@ class Tokenizer:
             content = read_whole(path, limits.TEXT_BYTES).decode()
             if path.suffix == ".json":
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
-                if getattr(self._tokenizer.model, "dropout", None):  # other ids at every call
+                if getattr(self._tokenizer.model, "dropout", None):  # gives other ids at every call
                     self._tokenizer.model.dropout = None
                 added = self._tokenizer.encode("").tokens
                 _compare(json.loads(content), _settings(path), added)
@@ -150,11 +149,10 @@ class Tokenizer:
         self.pieces = tuple(pieces)
 
     def encode(self, texts: Sequence[str], length: int | None) -> list[list[int]]:
-        """Returns the token ids of texts, at most `length` of each; None for all of them, without
-        special tokens.
+        """Returns at most `length` token ids of each text; None for all, without special tokens.
 
         Raises:
-          ValueError: the special tokens alone are more.
+          ValueError: `length` has room only for special tokens, or an id is not in the vocabulary.
         """
         with in_one_line(f"{self._path} cannot encode the texts"):
             special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -180,7 +178,7 @@ class Tokenizer:
 
 
 def tokenizer_file(path: str | os.PathLike) -> Path:
-    """Returns the file of a tokenizer, which may be named by its folder.
+    """Returns the file of a tokenizer, given it or its folder.
 
     Raises:
       FileNotFoundError: there is none. One line.
@@ -196,7 +194,7 @@ def tokenizer_file(path: str | os.PathLike) -> Path:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Returns the fields of the files beside a tokenizer; special tokens are texts."""
+    """Returns the fields of the files beside a tokenizer, with special tokens as text."""
     fields: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         beside = path.with_name(name)
@@ -217,17 +215,16 @@ _TOLD_TWICE = {
     ("normalizer", "handle_chinese_chars"): "tokenize_chinese_chars",
     ("pre_tokenizer", "add_prefix_space"): "add_prefix_space",
 }
-"""A part of tokenizer.json and its field -> the field of tokenizer_config.json."""
+"""Part and field of tokenizer.json -> the same field of tokenizer_config.json."""
 
 
 def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[str]) -> None:
-    """Refuses a tokenizer.json that differs from tokenizer_config.json, which overrides it in
-    transformers.
+    """Rejects a tokenizer.json that tokenizer_config.json would override in transformers.
 
     Args:
       content: fields of tokenizer.json.
       settings: fields of the files beside it.
-      added: tokens that it adds to a text.
+      added: tokens that tokenizer.json adds to a text.
     """
     pairs = []
     for (part, field), name in _TOLD_TWICE.items():
@@ -244,13 +241,12 @@ def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[
 
 
 def _word_piece(content: str, settings: dict[str, Any]):
-    """Builds BERT's tokenizer of a vocabulary, a line each, in small letters unless the settings
-    say otherwise."""
+    """Builds BERT's tokenizer from a vocabulary, one piece a line; lower case by default."""
     from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
     if settings.get("do_basic_tokenize") is False or settings.get("never_split"):
         raise ValueError("tokenizer_config.json has do_basic_tokenize or never_split")
-    # not splitlines, which takes characters of some pieces for the ends of lines
+    # splitlines would also split at characters that occur in pieces
     lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
     ids = {piece: i for i, piece in enumerate(lines)}
     special = {}
