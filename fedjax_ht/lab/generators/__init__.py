@@ -10,7 +10,7 @@ from fedjax_ht.models.generator import Card, Generator
 __all__ = ["SHIPPED", "Card", "Generator", "open_generator"]
 
 SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped").glob("*.npz"))}
-"""Generators that come with the library, by name; each has a card (.md) beside it."""
+"""Generators in the library, by name; each has a card (.md) beside it."""
 
 
 @checked
@@ -19,17 +19,17 @@ def open_generator(path: str | Path) -> Generator:
     """Opens a generator of any kind.
 
     Args:
-      path: the name of a shipped generator, "fashion_mnist_32", "fashion_mnist_classes_32" or
-        "natural_32"; "module:function" for your own function, in the current folder or an installed
-        module; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of an embedded
-        generator (.npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
+      path: name of a shipped generator, "fashion_mnist_32", "fashion_mnist_classes_32" or
+        "natural_32"; "module:function", a function of yours in the current folder or an installed
+        module; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), an embedded generator
+        (.npz), or a Stable Diffusion folder with the sub-folders unet and vae.
 
     Returns:
       The generator, with a card of its origin.
 
     Raises:
-      FileNotFoundError: there is nothing at `path`.
-      ImportError: a folder of Stable Diffusion, and its packages are not installed.
+      FileNotFoundError: `path` does not exist.
+      ImportError: the packages for a Stable Diffusion folder are not installed.
       ValueError: the file is damaged or of another kind, or the function does not return a
         generator. One line.
 
@@ -43,7 +43,7 @@ def open_generator(path: str | Path) -> Generator:
       >>> generator.synthesize(generator.variables, w).shape
       (2, 32, 32, 3)
     """
-    name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
+    name = str(path)  # before `Path` turns "./mine:make", which names a file, into "mine:make"
     path = SHIPPED.get(name, Path(path))
     if names_user_function(name) and not path.exists():
         return _users_generator(name)
@@ -52,7 +52,7 @@ def open_generator(path: str | Path) -> Generator:
             f"no generator at {path}; those that come with the library are named without a folder: "
             f"{', '.join(SHIPPED)}"
         )
-    # Each kind is imported when it is needed: diffusion brings torch.
+    # Each kind is imported only when needed: diffusion imports torch.
     if path.is_dir():
         if not (path / "unet").is_dir() or not (path / "vae").is_dir():
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch.
+"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code, by diffusers and torch.
 
-    w ~ N(0, I), the flat latent that denoising starts from  ->  denoising, guided by one fixed
-    prompt  ->  decoder
+    w ~ N(0, I), the flat initial latent of denoising  ->  denoising, guided by one fixed prompt
+    ->  decoder
 
-There is no mapping network, so that every normal vector is a valid latent. The prompt is encoded
-once and kept beside the networks; only that needs transformers. Only weights and configurations are
+There is no mapping network, so every normal vector is a valid latent. The prompt is encoded once
+and cached beside the networks; only that needs transformers. Only weights and configurations are
 read from the folder, never code.
 """
 
@@ -24,15 +24,15 @@ from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.models.generator import Card, Generator
 
 PROMPT_FILE = "prompt_embedding.npz"
-_SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone decides the image
+_SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone sets the image
 
 
 class Networks(NamedTuple):
-    """The networks of a folder on one device, and the embedded prompts.
+    """A folder's networks on one device, and the embedded prompts.
 
     Attributes:
       unet, vae, scheduler: networks and scheduler of diffusers.
-      prompts: torch float32 [2, tokens, width], of no prompt and of the prompt.
+      prompts: torch float32 [2, tokens, width], of the empty prompt and of the prompt.
     """
 
     unet: Any
@@ -44,21 +44,21 @@ class Networks(NamedTuple):
 def load_diffusion(
     path: Path | str, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5
 ) -> Generator:
-    """Loads the generator in a folder of Stable Diffusion; it runs on a GPU where torch has one.
+    """Loads the generator in a Stable Diffusion folder; it runs on a GPU if torch has one.
 
     Args:
       path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer
         and text_encoder.
-      prompt: a text that describes every image. Its embedding is kept in the folder, if the folder
-        can be written to.
-      steps: number of the scheduler's steps.
-      guidance: factor on the difference between the prompt's prediction and that of no prompt (Ho
-        and Salimans, 2022); 1 predicts by the prompt alone.
+      prompt: text that describes every image. Its embedding is cached in the folder, if that is
+        writable.
+      steps: number of scheduler steps.
+      guidance: factor on the difference between the predictions with and without the prompt (Ho and
+        Salimans, 2022); 1 predicts with the prompt alone.
 
     Raises:
       FileNotFoundError: a sub-folder is missing.
-      ImportError: diffusers or torch is missing, or transformers where the prompt must be encoded.
-      ValueError: a network is damaged, or they do not fit each other. One line.
+      ImportError: diffusers or torch is missing, or transformers if the prompt must be encoded.
+      ValueError: a network is damaged, or the networks do not fit together. One line.
     """
     path = Path(path)
     for name in ("unet", "vae", "scheduler"):
@@ -110,8 +110,7 @@ def _load_networks(path: Path, prompt: str) -> Networks:
 
 
 def _pretrained(kind: Any, folder: Path) -> Any:
-    """Loads the network in `folder` as float32; half-precision files are read if there are no
-    others."""
+    """Loads a folder's network as float32; from half-precision files only if it has no others."""
     files = [file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     half = bool(files) and all(".fp16." in name for name in files)
     with in_one_line(f"{folder}: no {kind.__name__} can be read from it"):
@@ -135,7 +134,7 @@ def _load_scheduler(diffusers: Any, folder: Path) -> Any:
 def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
     """Returns the embeddings of the empty prompt and of `prompt`, float32 [2, tokens, width].
 
-    They are read from `PROMPT_FILE` if it is of this prompt, else encoded and kept there.
+    They are read from `PROMPT_FILE` if that has this prompt, else encoded and cached there.
     """
     cache = path / PROMPT_FILE
     if cache.is_file():
@@ -145,7 +144,7 @@ def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
         if kept == prompt:
             return embedding
     embedding = _encode(path, prompt)
-    # A read-only folder keeps nothing: the prompt is encoded again next time.
+    # A read-only folder caches nothing: the prompt is encoded again next time.
     with contextlib.suppress(OSError), atomic_open(cache, "wb") as file:
         np.savez(file, prompt=np.array(prompt), embedding=embedding)
     return embedding
@@ -174,7 +173,7 @@ def _encode(path: Path, prompt: str) -> np.ndarray:
 def _denoise(networks: Networks, latent: np.ndarray, steps: int, guidance: float) -> np.ndarray:
     """Denoises a latent float32 [channels, height, width] to an image float32 [h, w, 3] in [0, 1].
 
-    Guided without a classifier (Ho and Salimans, 2022).
+    Uses classifier-free guidance (Ho and Salimans, 2022).
     """
     import torch
 

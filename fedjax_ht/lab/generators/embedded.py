@@ -1,12 +1,12 @@
 """A small style-based generator of 32x32 images, and its .npz files.
 
     G_m: z in R^64, N(0, I)  ->  z / rms(z)  ->  two dense layers  ->  w in R^H
-         of a conditional generator the layers also see the class's row of a learnt table
+         the layers of a conditional generator also see the class's row of a learnt table
     G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  3x3 convolutions at 4, 8, 8, 16, 16,
       32 and 32 pixels
          ->  image
 
-It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so that w alone decides the
+It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so w alone determines the
 image. Input channels are scaled by the style and outputs divided by their expected norm. Parameters
 are stored unscaled and multiplied by their layer's gain when used (equalised learning rates, Karras
 et al., ICLR 2018).
@@ -29,8 +29,8 @@ from fedjax_ht.ops.conv import Lowering
 
 NOISE_DIM = 64
 SIZE = 32
-_MAPPING_RATE = 0.01  # the mapping learns so much slower than the rest
-_UPSAMPLED = (1, 3, 5)  # convolutions that see twice the resolution of the one before
+_MAPPING_RATE = 0.01  # learning rate of the mapping, over that of the rest
+_UPSAMPLED = (1, 3, 5)  # convolutions at twice the resolution of the previous one
 
 
 def init_variables(
@@ -43,16 +43,16 @@ def init_variables(
     """Draws the weights of an untrained generator.
 
     Args:
-      key: the key of the random weights.
+      key: key of the random weights.
       channels: numbers of channels of the maps of 4, 8, 16 and 32 pixels; each is upsampled with
         the channels of the next.
       latent_dim: H, the length of w.
-      image_channels: 1 (its images are grey) or 3.
-      num_classes: number of classes of a conditional generator; 0 makes one without classes.
+      image_channels: 1 (grey images) or 3.
+      num_classes: number of classes of a conditional generator; 0 for an unconditional one.
 
     Returns:
       {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of
-      w (here 0)}, and "classes": float32 [num_classes, 64] of a conditional one.
+      w (here 0)}; and for a conditional generator "classes": float32 [num_classes, 64].
     """
     a, b, c, d = channels
     widths = ((a, a), (a, b), (b, b), (b, c), (c, d), (d, d))
@@ -91,7 +91,7 @@ def _init_layer(key: jax.Array, inputs: int, outputs: int, latent_dim: int) -> P
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draws N(0, 1) of a shape."""
-    # Drawn flat: the same numbers, but a four-dimensional draw compiles four times slower on CPU.
+    # Draws flat: same numbers, but a four-dimensional draw compiles four times slower on CPU
     return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
 
 
@@ -101,7 +101,7 @@ def map_noise(variables: PyTree, z: jax.Array, labels: jax.Array | None = None) 
     Args:
       variables: variables of the generator.
       z: noise, float [n, 64].
-      labels: int [n], classes of a conditional generator; None for one without classes.
+      labels: int [n], classes of a conditional generator; None for an unconditional one.
     """
     x = _unit_rms(z)
     if labels is not None:
@@ -121,7 +121,7 @@ def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
     Args:
       layer: {"weight" [I, O], "bias" [O]}.
       x: float [n, I].
-      rate: learning rate of the layer, over that of the others.
+      rate: the layer's learning rate, over that of the others.
     """
     return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
 
@@ -132,7 +132,7 @@ def activate(x: jax.Array) -> jax.Array:
 
 
 def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
-    """Draws valid latents w = G_m(z), z ~ N(0, I), of any class: float32 [n, H]."""
+    """Draws valid latents w = G_m(z), z ~ N(0, I), of random classes: float32 [n, H]."""
     labels = None
     if "classes" in variables:
         label_key = jax.random.fold_in(key, 1)
@@ -141,14 +141,14 @@ def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
 
 
 def sample_classes(variables: PyTree, key: jax.Array, labels: jax.Array) -> jax.Array:
-    """Draws valid latents of these classes, int [n], of a conditional generator: float32 [n, H]."""
+    """Draws a conditional generator's valid latents for `labels`, int [n]: float32 [n, H]."""
     return map_noise(variables, jax.random.normal(key, (len(labels), NOISE_DIM)), labels)
 
 
 def render(variables: PyTree, w: jax.Array, lowering: Lowering | None = None) -> jax.Array:
     """Renders latents, float [n, H], unclipped: float [n, 32, 32, 1 or 3], mostly in [-1, 1].
 
-    `lowering` is of the convolutions, see `ops.conv2d`.
+    `lowering` applies to the convolutions, see `ops.conv2d`.
     """
     conv = functools.partial(_styled_conv, w=w, lowering=lowering)
     x = jnp.broadcast_to(variables["constant"], (len(w), *variables["constant"].shape))
@@ -165,7 +165,7 @@ def _styled_conv(
 ) -> jax.Array:
     """Convolves 3x3 with input channels scaled by their style.
 
-    With `demodulate` the output is divided by the norm that the style gives it in expectation.
+    With `demodulate`, the output is divided by its expected norm under the style.
     """
     kernel = layer["kernel"] / math.sqrt(9 * x.shape[-1])
     style = dense(layer["style"], w)
@@ -190,7 +190,7 @@ def load_embedded(path: Path | str) -> Generator:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, or no embedded generator. One line.
+      ValueError: it is damaged, or not an embedded generator. One line.
     """
     metadata, arrays = npz.read(path)
     if metadata["format"] != FORMAT:
@@ -203,8 +203,8 @@ def load_embedded(path: Path | str) -> Generator:
         latent_dim = len(arrays["average"])
         image_channels = len(arrays["image/bias"])
         num_classes = len(arrays.get("classes", ()))
-        # The widths that the arrays have must fit each other: as those of a generator of this size.
-        # The key is an argument, or else the weights are drawn under `ensure_compile_time_eval`.
+        # The arrays' widths must fit together, as in a generator of this size. The key is an
+        # argument, or else the weights are drawn under `ensure_compile_time_eval`.
         expected = jax.eval_shape(
             lambda key: init_variables(key, channels, latent_dim, image_channels, num_classes),
             jax.random.key(0),

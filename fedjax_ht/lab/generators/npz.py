@@ -18,13 +18,13 @@ METADATA = "metadata"  # the entry that holds the JSON object
 def write(
     path: Path | str, metadata: Mapping[str, Any], card: Card, arrays: Mapping[str, Any]
 ) -> None:
-    """Writes a generator's file uncompressed; it is replaced as a whole.
+    """Writes a generator's file, uncompressed and atomically.
 
     Args:
-      path: the path of the file.
+      path: path of the file.
       metadata: JSON values, with a "format".
       card: the generator's origin.
-      arrays: a map from names to arrays.
+      arrays: name -> array.
     """
     text = json.dumps({**metadata, "card": card._asdict()})
     entries: dict[str, Any] = {METADATA: np.array(text)}
@@ -38,7 +38,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads the metadata and the arrays by name. Nothing in the file is executed.
 
     Args:
-      path: the path of the file.
+      path: path of the file.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -57,10 +57,10 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses arrays of other shapes, or with values that are not finite.
+    """Rejects arrays with other shapes, or with values that are not finite.
 
     Raises:
-      ValueError, KeyError: an array is wrong, or missing. One line.
+      ValueError, KeyError: an array is wrong or missing. One line.
     """
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
@@ -70,7 +70,7 @@ def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]
 
 
 def card(metadata: Mapping[str, Any]) -> Card:
-    """Returns the card in a generator's metadata; fields that cards lack are left out."""
+    """Returns the card in a generator's metadata; unknown fields are dropped."""
     fields = {name: value for name, value in metadata["card"].items() if name in Card._fields}
     fields["trained_on"] = tuple(fields.get("trained_on", ()))
     return Card(**fields)

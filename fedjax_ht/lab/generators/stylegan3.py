@@ -1,19 +1,19 @@
 """Inference of StyleGAN3 and StyleGAN-XL.
 
     G_m: z, class  ->  dense layers  ->  w
-    G_s: w  ->  a grid of sine waves, moved and turned by w
+    G_s: w  ->  a grid of sine waves, translated and rotated by w
          ->  layers: 3x3 or 1x1 convolution with input channels scaled by w, filtered leaky ReLU
          ->  image
 
-After Karras et al., NeurIPS 2021, and Sauer et al., SIGGRAPH 2022.
-Written from the papers' formulas. What is fixed when a network is read is computed then, in
-`stylegan3_files`: gains of equalised learning rates, the normalisation of kernels and the class
-embeddings are part of the variables. The styles of a layer are normalised by their own mean square;
-the papers' code takes the batch's, which the demodulation cancels.
+Sources: Karras et al., NeurIPS 2021, and Sauer et al., SIGGRAPH 2022; written from the papers'
+formulas. Everything fixed is computed when a network is read, in `stylegan3_files`: the variables
+include gains of equalised learning rates, normalised kernels and class embeddings. The styles of a
+layer are normalised by their own mean square; the papers' code takes the batch's, which the
+demodulation cancels.
 
 The resampling filters of the alias-free activation are sums of shifted slices, one axis at a time.
-Measured on CPU against dense matrices this is as fast at 36 pixels and nine times faster at 532,
-and ten times faster than XLA's convolution with one channel.
+On CPU this is as fast as dense matrices at 36 pixels and nine times faster at 532, and ten times
+faster than XLA's convolution with one channel.
 """
 
 import functools
@@ -33,7 +33,7 @@ _EPSILON = 1e-8
 
 
 class Layer(NamedTuple):
-    """The static description of a synthesis layer.
+    """Static description of a synthesis layer.
 
     Attributes:
       inputs, outputs: numbers of input and output channels.
@@ -42,9 +42,9 @@ class Layer(NamedTuple):
       up_taps: length of the upsampling filter, [up_taps].
       down_taps: length of the downsampling filter, [down_taps], or [down_taps, down_taps] if
         `radial`.
-      padding: samples to add at the upsampled rate, see `filters.filtered_leaky_relu`.
+      padding: samples to add at the upsampled rate, see `filtered_leaky_relu`.
       clamp: bound of the activations.
-      to_rgb: True for the last one, which is linear and not demodulated.
+      to_rgb: True for the last layer, which is linear and not demodulated.
     """
 
     inputs: int
@@ -61,18 +61,18 @@ class Layer(NamedTuple):
 
 
 class Network(NamedTuple):
-    """The static description of a generator.
+    """Static description of a generator.
 
     Attributes:
-      family: "stylegan3" or "styleganxl"; they differ in the range of the images and in how classes
-        are embedded.
+      family: "stylegan3" or "styleganxl"; they differ in the images' range and in the class
+        embeddings.
       noise_dim, latent_dim: lengths of z and w.
       num_classes: number of classes; 0 for an unconditional generator.
       class_dim: length of a class embedding.
       mapping_layers: number of dense layers of the mapping.
       size: width and height of the grid of waves.
       sampling_rate, bandwidth: sampling rate and bandwidth of the waves.
-      output_scale: factor of the image.
+      output_scale: factor on the image.
       layers: layers of the synthesis, in order.
     """
 
@@ -90,7 +90,7 @@ class Network(NamedTuple):
 
 
 def make_generator(network: Network, variables: Variables, card: Card) -> Generator:
-    """Makes the generator of a network whose variables fit (`expected_shapes`)."""
+    """Makes the generator of a network from fitting variables (`expected_shapes`)."""
     conditional = functools.partial(sample_class, network) if network.num_classes else None
     return Generator(
         card=card,
@@ -104,7 +104,7 @@ def make_generator(network: Network, variables: Variables, card: Card) -> Genera
 
 
 def expected_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Returns names and shapes of a network's variables, all float32."""
+    """Returns name -> shape of a network's variables, all float32."""
     shapes, width = {}, network.noise_dim + network.class_dim
     for i in range(network.mapping_layers):
         shapes |= _dense_shapes(f"mapping/{i}", width, network.latent_dim)
@@ -134,7 +134,7 @@ def _dense_shapes(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, 
 
 
 def sample_w(network: Network, variables: Variables, key: jax.Array, n: int) -> jax.Array:
-    """Draws valid latents, of all classes alike: float32 [n, H]."""
+    """Draws valid latents, uniformly over all classes: float32 [n, H]."""
     if not network.num_classes:
         return map_noise(network, variables, jax.random.normal(key, (n, network.noise_dim)))
     label_key, key = jax.random.split(key)
@@ -162,7 +162,7 @@ def map_noise(
     Args:
       network, variables: description and variables of the generator.
       z: float [n, noise_dim], N(0, I).
-      labels: int [n] if the generator is conditional.
+      labels: int [n] for a conditional generator.
       psi: truncation; 1 changes nothing, 0 gives the mean latent (of the class, in a conditional
         StyleGAN-XL).
 
@@ -184,7 +184,7 @@ def map_noise(
 def render(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
     """Renders latents, float [n, H], unclipped: float32 [n, h, w, channels], mostly in [-1, 1].
 
-    One image after the other: one image fills a device, and memory does not grow with n.
+    Renders one image at a time: one fills a device, and memory does not grow with n.
     """
     return jax.lax.map(
         functools.partial(_render_one, network, variables), jnp.asarray(w, jnp.float32)
@@ -200,7 +200,7 @@ def synthesize(network: Network, variables: Variables, w: jax.Array) -> jax.Arra
 def to_unit_range(network: Network, images: jax.Array) -> jax.Array:
     """Scales rendered images to [0, 1] and clips them.
 
-    StyleGAN3 takes 128 of 255 for the middle, StyleGAN-XL 127.5.
+    The middle of the range is 128 of 255 in StyleGAN3, and 127.5 in StyleGAN-XL.
     """
     middle = 128 if network.family == "stylegan3" else 127.5
     return jnp.clip((images * 127.5 + middle) / 255, 0, 1)
@@ -215,7 +215,7 @@ def _render_one(network: Network, variables: Variables, w: jax.Array) -> jax.Arr
 
 
 def _waves(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
-    """Returns the input of the synthesis, [1, h, w, waves]: sines that w turns and moves."""
+    """Returns the input of the synthesis, [1, h, w, waves]: sines rotated and translated by w."""
     t = _dense(_part(variables, "style"), w)
     cosine, sine, x, y = t / jnp.sqrt(t[0] ** 2 + t[1] ** 2)
     turn = jnp.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
@@ -271,7 +271,7 @@ def _dense(layer: Variables, x: jax.Array) -> jax.Array:
 
 
 def _part(variables: Variables, name: str) -> Variables:
-    """Returns the variables below `name`, by the rest of their names."""
+    """Returns the variables below `name`, without this prefix."""
     part = {}
     for key, value in variables.items():
         if key.startswith(f"{name}/"):
@@ -296,12 +296,11 @@ def filtered_leaky_relu(
       x: float [n, h, w, C].
       up_filter: float [taps], for both axes.
       down_filter: float [taps], for both axes, or [taps, taps].
-      up: the factor of upsampling; zeros are inserted.
-      down: the factor of downsampling; every `down`-th sample is kept, the first one first.
-      padding: samples at the upsampled rate to add before and after rows (x), then columns (y); cut
-        off if negative.
-      gain, slope, clamp: gain and slope of the activation, and bound of its values; no bound if
-        None.
+      up: upsampling factor; zeros are inserted.
+      down: downsampling factor; keeps every `down`-th sample, from the first one on.
+      padding: samples at the upsampled rate to add before and after rows (x), then columns (y);
+        negative ones crop.
+      gain, slope, clamp: gain, slope and bound of the activation; no bound if None.
 
     Returns:
       float [n, h', w', C], h' = ceil((h up + sum(padding[2:]) - up taps - down taps + 2) / down),
@@ -314,7 +313,7 @@ def filtered_leaky_relu(
         x = jnp.clip(x, -clamp, clamp)
     if down_filter.ndim == 1:
         return _downsample(_downsample(x, down_filter, down, axis=1), down_filter, down, axis=2)
-    # A radial filter is no product of two: a horizontal one for each of its rows.
+    # A radial filter is not separable: apply a horizontal one for each of its rows.
     total: Any = 0
     for row, weights in zip(_taps(x, len(down_filter), down, axis=1), down_filter):
         total = total + _downsample(row, weights, down, axis=2)
@@ -334,9 +333,9 @@ def _upsample(
     blocks = -(-size // up)
     centres, shifts = [], []
     for phase in range(up):
-        centre = phase + taps - 1 - before  # place of the weight that meets x[q]
+        centre = phase + taps - 1 - before  # index of the weight that meets x[q]
         centres.append(centre)
-        # The a of this phase: those for which there is a weight.
+        # The offsets a of this phase for which there is a weight.
         shifts.append(range(-((taps - 1 - centre) // up), centre // up + 1))
     lowest, highest = min(s.start for s in shifts), max(s.stop for s in shifts) - 1
     edges = [(0, 0, 0)] * x.ndim
@@ -362,6 +361,6 @@ def _downsample(x: jax.Array, weights: jax.Array, down: int, axis: int) -> Array
 
 
 def _taps(x: jax.Array, taps: int, down: int, axis: int) -> list[jax.Array]:
-    """Slices the samples that each weight of a convolution meets."""
+    """Slices the samples that meet each weight of a convolution."""
     stop = x.shape[axis] - taps + 1
     return [lax.slice_in_dim(x, t, t + stop, down, axis=axis) for t in reversed(range(taps))]

@@ -1,9 +1,9 @@
 """Reads StyleGAN3 and StyleGAN-XL networks from .pkl snapshots.
 
-A snapshot pickles a dictionary of networks, and is opened without torch; nothing of it runs. Each
-network carries the source of its class, which the official loader executes; here it stays text.
-Names that arrays are written with are recorded and understood, every other name (of training
-settings, of discriminators) is recorded and ignored.
+A snapshot pickles a dictionary of networks. It is opened without torch, and none of it is executed.
+Each network includes the source of its class, which the official loader executes; here it stays
+text. Names used to write arrays are recorded and interpreted. All other names (of training
+settings, of discriminators) are recorded and ignored.
 """
 
 import math
@@ -25,7 +25,7 @@ _LICENCE = "the snapshot's own; NVIDIA's are for research and evaluation only"
 
 
 class _Ignored(safe_pickle.Call):
-    """A call of a name that is not understood: it is recorded, and nothing comes of it."""
+    """A call of an unknown name, recorded and ignored."""
 
     def _ignore(self, *_):
         pass
@@ -47,12 +47,12 @@ _ALLOWED = (
 
 
 class Module(NamedTuple):
-    """A torch module as it was pickled; nothing of it is read before it is asked for.
+    """A torch module as pickled; its content is read only on access.
 
     Attributes:
-      name: the module's place in the snapshot, such as "G_ema.synthesis.input".
-      class_name: the name of its Python class.
-      state: the module's `__dict__`, as it was recorded.
+      name: path of the module in the snapshot, such as "G_ema.synthesis.input".
+      class_name: name of its Python class.
+      state: the module's `__dict__`, as recorded.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Module(NamedTuple):
         return _module(f"{self.name}.{name}", value)
 
     def array(self, name: str) -> np.ndarray | None:
-        """Returns the parameter or buffer of this name; None where the module has it as None."""
+        """Returns the parameter or buffer of this name; None if the module has it as None."""
         arrays = {**self._group("_parameters"), **self._group("_buffers")}
         value = self._entry("array", name, arrays)
         if value is None:
@@ -85,7 +85,7 @@ class Module(NamedTuple):
                 case safe_pickle.Call(args=(type() as function, args, state, *_)) if (
                     type(value).__name__ == "_create_array"
                 ):
-                    value = _recorded(function, args, state)  # dill's way to write an array
+                    value = _recorded(function, args, state)  # dill's format of an array
             return safe_pickle.build(value)
 
     def number(self, name: str) -> float:
@@ -114,7 +114,7 @@ class Module(NamedTuple):
 def open_snapshot(path: Path | str) -> Module:
     """Opens the network "G_ema" of a snapshot.
 
-    It takes about as much memory as the file has bytes.
+    This takes about as much memory as the file's size.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -139,10 +139,10 @@ def _module(name: str, value: Any) -> Module:
         case safe_pickle.Call(
             args=({"type": "class", "class_name": str() as class_name, "state": dict() as state},)
         ):
-            # persistence, NVIDIA's way to pickle a network
+            # persistence, NVIDIA's way to pickle networks
             return Module(name, class_name, state)
         case safe_pickle.Call(state=dict() as state):
-            return Module(name, type(value).__name__, state)  # a module of torch's own
+            return Module(name, type(value).__name__, state)  # one of torch's own modules
     raise ValueError(f"{name} is {_described(value)}; expected a torch module")
 
 
@@ -170,11 +170,11 @@ def _recorded(function: type, args: Any, state: Any) -> safe_pickle.Call:
 def load_snapshot(path: Path | str) -> Generator:
     """Loads the generator in a .pkl snapshot; see `open_snapshot`.
 
-    Its card has the facts that a snapshot holds of itself: its name and family.
+    Its card has what the snapshot tells about itself: name and family.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is damaged, or its network is another one, which the message names. One
+      ValueError: the file is damaged, or its network is not supported, as the message explains. One
         line.
     """
     network, variables = read_snapshot(path)
@@ -187,7 +187,7 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
     """Reads the static description and the arrays of a .pkl snapshot.
 
     Raises:
-      FileNotFoundError, ValueError: as `load_snapshot`.
+      FileNotFoundError, ValueError: as for `load_snapshot`.
     """
     root = open_snapshot(path)
     with in_one_line(str(path)):
@@ -295,7 +295,7 @@ def _layer_arrays(name: str, layer: stylegan3.Layer, module: Module) -> dict[str
 
 
 def _dense(name: str, module: Module, activation: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a fully connected layer, its gains multiplied in."""
+    """Returns the arrays of a fully connected layer, with its gains multiplied in."""
     if module.attribute("activation") != activation:
         raise ValueError(
             f"{module.name} has the activation {module.attribute('activation')!r}; expected "
@@ -318,7 +318,7 @@ def _array(module: Module, name: str) -> np.ndarray:
 
 
 def checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> stylegan3.Variables:
-    """Returns the arrays as variables, if they fit the network and the network fits together."""
+    """Returns the arrays as variables, after checking the network and their shapes."""
     _check_network(network, len(arrays))
     expected = stylegan3.expected_shapes(network)
     if unknown := arrays.keys() ^ expected.keys():
@@ -328,7 +328,7 @@ def checked(network: stylegan3.Network, arrays: dict[str, np.ndarray]) -> styleg
 
 
 def _check_network(network: stylegan3.Network, num_arrays: int) -> None:
-    """Refuses a network whose layers do not fit each other, before anything of its size is made."""
+    """Rejects a network whose layers do not fit together, before anything of its size is made."""
     if not network.layers:
         raise ValueError("the synthesis has no layers")
     if network.mapping_layers > num_arrays:
@@ -350,6 +350,6 @@ def _check_network(network: stylegan3.Network, num_arrays: int) -> None:
 
 
 def _length_after(layer: stylegan3.Layer, length: int, padding: int) -> int:
-    """Returns the side of a layer's output, by `filters.filtered_leaky_relu`'s rule."""
+    """Returns the side of a layer's output, as in `stylegan3.filtered_leaky_relu`."""
     lost = layer.up_taps + layer.down_taps - 2
     return -(-((length + layer.kernel - 1) * layer.up + padding - lost) // layer.down)

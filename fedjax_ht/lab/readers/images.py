@@ -278,8 +278,7 @@ def resize(images: np.ndarray, size: int | None, nearest: bool = False) -> np.nd
 
 
 def _central_square(image: "Image.Image", size: int, nearest: bool = False) -> "Image.Image":
-    """Crops the central square and resizes it in one step (bilinear, anti-aliased; or `nearest`,
-    which mixes no pixels)."""
+    """Resizes the central square in one step: bilinear and anti-aliased, or `nearest`."""
     from PIL import Image
 
     how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR

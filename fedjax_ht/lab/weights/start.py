@@ -1,8 +1,8 @@
 """Starts models from weights in files, `config.model.weights`, and exports weights to torch.
 
-Models whose extractor is torchvision's have a state dict of its names, which torchvision loads
-strictly: the mean over features that brings its width to K is linear, and folded into the head's
-first layer. Others have names of their own.
+Models with a torchvision extractor have a state dict with torchvision's names, which torchvision
+loads strictly. The mean that reduces their features to K is linear, and thus folded into the head's
+first layer. Other models have their own names.
 """
 
 import dataclasses
@@ -46,15 +46,15 @@ Variables = dict[str, Any]
 def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]:
     """Returns a model's arrays for torch.
 
-    They have torchvision's names and layouts where the extractor is torchvision's, else those of
+    They have torchvision's names and layouts if the extractor is torchvision's, else those of
     `own_names`.
 
     Args:
-      module: a `SplitModel`, or any that has parameters "base" and "head".
+      module: a `SplitModel`, or any module with parameters "base" and "head".
       variables: the module's {"params", "stats"}.
     """
     layers, head = _head_layers(module), variables["params"]["head"]
-    # A method may have put a head of its own in the place of the model's.
+    # A method may have replaced the model's head.
     if layers is None or any("kernel" not in _at(head, path) for path in layers):
         return own_names(variables)
     arrays = torchvision.state_dict_of_torchvision(variables)
@@ -76,16 +76,16 @@ def own_names(variables: Variables) -> dict[str, np.ndarray]:
 def starting_weights(
     arrays: Arrays, module: nn.Module, variables: Variables, head: bool = False
 ) -> Variables:
-    """Returns the weights that a model starts from: an extractor's, and a head's where it fits.
+    """Returns a model's initial weights: the extractor's, and the head's if it fits.
 
     Args:
-      arrays: a map from names to arrays: torchvision's or our own, see `state_dict`, or those of a
-        file of Hugging Face's, for a model of one of its folders.
+      arrays: name -> array, with torchvision's names or our own (see `state_dict`), or those of a
+        Hugging Face file for a model of such a folder.
       module, variables: the model's module and its variables.
-      head: True takes the head, too, where it computes the same here.
+      head: True also loads the head, if it computes the same here.
 
     Returns:
-      The extractor's weights and running statistics, and perhaps the head's, in `variables`' form.
+      The extractor's weights and running statistics, and perhaps the head's, as in `variables`.
 
     Raises:
       ValueError: the extractor's arrays do not fit, or are not finite.
@@ -110,7 +110,7 @@ def starting_weights(
 
 
 def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | None:
-    """Returns the head of a file in the form of `like`, or None where it has none that fits."""
+    """Returns a file's head in the structure of `like`; None if it has none that fits."""
     paths: dict[str, Any] = flatten_dict(like, sep="/")
     if torchvision.has_flax_names(arrays):
         values = {path: arrays.get(f"params/head/{path}") for path in paths}
@@ -129,7 +129,7 @@ def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | Non
 
 
 def _torchs_head(arrays: Arrays, module: nn.Module) -> dict[str, np.ndarray | None]:
-    """Returns a torch head's arrays by flax's paths, None where one is missing."""
+    """Returns a torch head's arrays by flax paths; None for missing ones."""
     values = {}
     for i, (path, name) in enumerate((_head_layers(module) or {}).items()):
         kernel = arrays.get(f"{name}.weight")
@@ -143,9 +143,9 @@ def _torchs_head(arrays: Arrays, module: nn.Module) -> dict[str, np.ndarray | No
 
 
 def _unfolded(kernel: np.ndarray, base: nn.Module) -> np.ndarray | None:
-    """Returns the kernel on K pooled features that is the same function as one on all features.
+    """Returns the kernel on K pooled features that is equivalent to one on all features.
 
-    None where there is none: pooling loses what the kernel needs.
+    None if there is none, since pooling loses what the kernel needs.
     """
     pooling = _pooling(base)
     if len(kernel) != len(pooling):
@@ -158,7 +158,7 @@ def _unfolded(kernel: np.ndarray, base: nn.Module) -> np.ndarray | None:
 
 
 def _pooling(base: nn.Module) -> np.ndarray:
-    """Returns the matrix [width, K] that `adaptive_pool` multiplies an extractor's features by."""
+    """Returns the matrix [width, K] by which `adaptive_pool` multiplies an extractor's features."""
     return np.asarray(adaptive_pool(jnp.eye(native_width(base)), base.feature_dim), np.float64)
 
 
@@ -173,10 +173,10 @@ def native_width(base: nn.Module) -> int:
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
-    """Returns the path of each of the head's layers -> its name in torchvision's model.
+    """Returns path of each head layer -> its name in torchvision's model.
 
-    A head of several layers is an `nn.Sequential` in the place of torchvision's classifier. None
-    where the extractor or the head is none of torchvision's.
+    A head of several layers replaces torchvision's classifier by an `nn.Sequential`. None if the
+    extractor or the head is not torchvision's.
     """
     places = {ResNet: "fc", GoogLeNet: "fc", MobileNetV2: "classifier.1", ViT: "heads.head"}
     if not isinstance(module, SplitModel) or type(module.base) not in places:
@@ -190,7 +190,7 @@ def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
         return {("fc1",): place}
     if isinstance(module.base, ViT) and len(head.widths) == 1:
         return {("fc1",): "heads.pre_logits", ("fc2",): place}
-    # Activations stand between the linear layers, so that these have even places.
+    # Activations lie between the linear layers, so these have even indices.
     return {(f"fc{i + 1}",): f"{place}.{2 * i}" for i in range(len(head.widths) + 1)}
 
 
@@ -199,7 +199,7 @@ def _at(tree: Variables, path: tuple[str, ...]) -> Variables:
 
 
 def _blank(tree: Any) -> Any:
-    """Returns zeros of the same shapes and dtypes, which take no memory."""
+    """Returns zeros of the same shapes and dtypes, without allocating memory."""
 
     def zeros(x):
         return np.broadcast_to(np.zeros((), x.dtype), x.shape)
@@ -219,20 +219,20 @@ def with_weights(
     head: bool | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Federation:
-    """Returns the federation with given initial weights: for every client, for an auxiliary model
-    of the same architecture, and thus for a server that averages them.
+    """Returns the federation with given initial weights for every client.
+
+    An auxiliary model of the same architecture has them too, and so has a server that averages.
 
     Args:
       federation: a federation of whole models.
-      weights: name of an architecture -> a file, see `safe.torch_files.load_state_dict`, or
-        its arrays by name, or the variables {"params", "stats"} of a model of it; or one file for
-        all. "resnet34" also serves "resnet34_head1" and so on,
-        and "resnet34_r4" with adapters, which the weights are frozen under; "shared" the auxiliary
-        model alone.
+      weights: name of an architecture -> a file (see `safe.torch_files.load_state_dict`), arrays by
+        name, or the variables {"params", "stats"} of such a model; or one file for all. "resnet34"
+        also serves "resnet34_head1" and so on, and "resnet34_r4" with adapters, under which the
+        weights are frozen; "shared" serves only the auxiliary model.
       head: True also loads heads if they compute the same here; else they stay random. None keeps
         them random, with a warning if the weights have any.
       class_names: the data's classes. A head whose file names its classes must have its rows in
-        this order; a warning says so where they are not given.
+        this order; without `class_names`, a warning lists them.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -251,10 +251,10 @@ def with_weights(
         sources = dict(weights)
     if unexpected := sorted(set(sources) - set(known)):
         raise ValueError(f"weights: {unknown('architecture', unexpected[0], known)}")
-    # each file is read once, however many architectures it serves
+    # read each file once, however many architectures it serves
     read = {str(s): load_state_dict(s) for s in sources.values() if not isinstance(s, Mapping)}
 
-    unused = set()  # architectures whose weights have a head that is left out
+    unused = set()  # architectures whose weights have an unused head
 
     def starting(bucket: Bucket) -> PyTree:
         candidates = [name for name in names[bucket] if name in sources]
@@ -264,7 +264,7 @@ def with_weights(
         bucket, adapted = _plain(bucket), bucket
         arrays, origin = sources[name], f"the weights of {name}"
         if isinstance(arrays, Mapping):
-            arrays = own_names(dict(arrays))  # of names, they stay as they are
+            arrays = own_names(dict(arrays))  # arrays by name stay unchanged
         else:
             arrays, origin = read[str(arrays)], str(arrays)
             if head:
@@ -288,13 +288,13 @@ def with_weights(
         warnings.warn(
             f"the weights of {', '.join(sorted(unused))} have heads, which stay random: "
             "give head=True to load them, or head=False to leave them out",
-            stacklevel=4,  # behind the numerics and the check of arguments
+            stacklevel=4,  # above the decorators for numerics and arguments
         )
     return dataclasses.replace(federation, buckets=buckets)
 
 
 def _compare_classes(file: str, rows: Sequence[str], given: Sequence[str] | None) -> None:
-    """Refuses a head whose rows are the data's classes in another order; warns if others are."""
+    """Rejects a head whose rows permute the data's classes; warns if the classes differ."""
     plain, own = ([n.strip().casefold() for n in names] for names in (rows, given or ()))
     if plain == own:
         return
@@ -308,8 +308,7 @@ def _compare_classes(file: str, rows: Sequence[str], given: Sequence[str] | None
 
 
 def weights_of_model(model: ModelConfig) -> Weights:
-    """Returns `config.model.weights`; where it is empty, the file in the folder of a group
-    "hf:FOLDER", which is a trained model."""
+    """Returns `config.model.weights`; if empty, the weights file of a group "hf:FOLDER"."""
     if model.weights is None and names_folder(model.group):
         return weights_file(model.group)
     return model.weights
@@ -323,12 +322,12 @@ def files(weights: Weights) -> list[str]:
 
 
 def missing(weights: Weights) -> list[str]:
-    """Returns those of the files that do not exist."""
+    """Returns the files that do not exist."""
     return [file for file in files(weights) if not Path(file).is_file()]
 
 
 def checksums(weights: Iterable[Weights]) -> dict[str, str]:
-    """Returns the SHA-256 of every file that exists, by its name."""
+    """Returns name -> SHA-256 of every file that exists."""
     existing: set[str] = set()
     for each in weights:
         existing |= set(files(each)) - set(missing(each))
@@ -336,9 +335,9 @@ def checksums(weights: Iterable[Weights]) -> dict[str, str]:
 
 
 def _names(bucket: Bucket, federation: Federation) -> list[str]:
-    """Returns the names by which a bucket's weights may be given, the closest first."""
+    """Returns the names that a bucket's weights may have, the closest first."""
     name = bucket.name
-    if name == "shared":  # a module of the group has its weights
+    if name == "shared":  # it takes the weights of an equal module of the group
         name = next((b.name for b in federation.buckets if b.module == bucket.module), name)
     without_rank = re.sub(r"_r\d+$", "", name) if is_adapted(bucket.module) else name
     names = [bucket.name, name, without_rank, re.sub(r"_head\d+$", "", without_rank)]
@@ -348,7 +347,7 @@ def _names(bucket: Bucket, federation: Federation) -> list[str]:
 
 
 def _fitted(origin: str, arrays: Arrays, bucket: Bucket, head: bool) -> PyTree:
-    """Returns the variables that a bucket's models start from; `origin` begins messages."""
+    """Returns the initial variables of a bucket's models; `origin` starts messages."""
     variables = _variables(bucket)
     try:
         return starting_weights(arrays, bucket.module, variables, head)
@@ -357,7 +356,7 @@ def _fitted(origin: str, arrays: Arrays, bucket: Bucket, head: bool) -> PyTree:
 
 
 def _plain(bucket: Bucket) -> Bucket:
-    """Returns the bucket of the same model without adapters, whose weights files have."""
+    """Returns the bucket of the same model without adapters, as weights files have it."""
     if not is_adapted(bucket.module):
         return bucket
     return dataclasses.replace(bucket, module=unadapted(bucket.module), freezes=False)

@@ -1,4 +1,4 @@
-"""Weights of a PyTorch module by flax's names."""
+"""Converts weights of a PyTorch module to flax's names and layouts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.lab.weights.torchvision import kernel_of
 
-_WEIGHTS = {"Embedding": "embedding"}  # class of torch -> flax's name of its weight
+_WEIGHTS = {"Embedding": "embedding"}  # torch class -> flax's name of its weight
 _WEIGHTS |= dict.fromkeys(("Linear", "Conv1d", "Conv2d"), "kernel")
 _WEIGHTS |= dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "GroupNorm", "LayerNorm"), "scale")
 _OTHERS = {"bias": "bias", "running_mean": "mean", "running_var": "var"}
@@ -23,22 +23,22 @@ def weights_from_torch(
     layers: Mapping[str, str | None],
     flattened: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a `torch.nn.Module` by flax's names and in its layouts, for
-    `fl.with_weights`.
+    """Returns the arrays of a `torch.nn.Module` as in flax, for `fl.with_weights`.
 
-    Layers are Linear, Conv, BatchNorm, GroupNorm, LayerNorm and Embedding. Their settings are the
-    flax module's own: epsilon, padding, stride and the order of layers are not compared.
+    Names and layouts are flax's. Layers are Linear, Conv, BatchNorm, GroupNorm, LayerNorm and
+    Embedding. Their settings come from the flax module: epsilon, padding, stride and the order of
+    layers are not compared.
 
     Args:
       module: the module.
       layers: name of each layer with weights -> path of the flax layer, {"conv1": "base/Conv_0"};
-        None skips a layer, such as a classifier of other classes.
-      flattened: [C, H, W] of the image whose flattened values a Linear takes, by the Linear's name.
-        Flax flattens [H, W, C], so that its kernel has another order.
+        None skips a layer, such as a classifier for other classes.
+      flattened: name of a Linear that takes flattened images -> their shape [C, H, W]. Flax
+        flattens [H, W, C], so its kernel has another order.
 
     Raises:
-      ValueError: a layer is missing from `layers` or from the module, or of another kind, or takes
-        flattened images whose shape is not given. One line.
+      ValueError: a layer is missing from `layers` or from the module, has another kind, or takes
+        flattened images of unknown shape. One line.
 
     Example:
       >>> layers = {"0": "base/Conv_0", "3": "base/Dense_0"}

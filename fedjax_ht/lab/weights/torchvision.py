@@ -1,4 +1,4 @@
-"""Converts weights of torchvision's models to this library's and back, by their names.
+"""Converts weights between torchvision's models and this library's, by their names.
 
 Dots between a name and a number become underscores: "layer1.0.conv1.weight" is
 `layer1_0/conv1/kernel`, "features.3.conv.0.0.weight" is `features_3/conv_0_0/kernel`. A
@@ -35,7 +35,7 @@ _RENAMES_BACK = (
 )
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
 _LEAVES_BACK = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
-FLAX_PREFIX = "params/base/"  # an extractor's arrays that have this library's names
+FLAX_PREFIX = "params/base/"  # of an extractor's arrays with this library's names
 Path = tuple[str, ...]
 
 
@@ -44,21 +44,21 @@ def variables_from_torchvision(
 ) -> dict[str, Any]:
     """Loads the extractor's weights and running statistics from a torchvision model.
 
-    It works for the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, with stacked
-    blocks or without. Classifiers and auxiliary classifiers are ignored, and the head does not
-    change. (Normalise images for torchvision's pretrained GoogLeNet with mean and standard
-    deviation 0.5: torchvision's model converts ImageNet's normalisation to this one.)
+    It supports the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, with or without
+    stacked blocks. Classifiers and auxiliary classifiers are ignored, and the head does not change.
+    (Normalise images for torchvision's pretrained GoogLeNet with mean and standard deviation 0.5:
+    torchvision's model converts ImageNet's normalisation to this one.)
 
     Args:
       state_dict: torchvision's names -> arrays, see `safe.torch_files.load_state_dict`.
-      variables: variables of a model of the same architecture, as `core.bucket.init_variables` or a
-        module's `init` makes them.
+      variables: variables of a model of the same architecture, from `core.bucket.init_variables` or
+        a module's `init`.
 
     Returns:
-      `variables` with these arrays, of the same shapes and dtypes, and the same head.
+      `variables` with these arrays in the same shapes and dtypes, and the same head.
 
     Raises:
-      ValueError: a weight is missing, unknown to the model, or of another shape.
+      ValueError: a weight is missing, unknown to the model, or has another shape.
     """
     arrays = extractor_arrays(state_dict)
     expected = {}  # collection -> path -> array of the model
@@ -77,7 +77,7 @@ def variables_from_torchvision(
 
 
 def _check_paths(arrays: dict[Path, tuple[str, np.ndarray]], expected: set[Path]) -> None:
-    """Refuses a state dict with arrays that the model lacks, or without some that it has."""
+    """Rejects a state dict with arrays that the model lacks, or without some that it has."""
     if unknown := sorted(arrays.keys() - expected):
         key, _ = arrays[unknown[0]]
         raise ValueError(
@@ -102,7 +102,7 @@ def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray
             if path[-1] == "kernel":
                 leaf = leaf.transpose(-1, -2, *range(leaf.ndim - 2))
             arrays[key] = leaf
-            if path[-1] == "mean":  # torch counts batches beside running statistics
+            if path[-1] == "mean":  # torch also counts batches
                 arrays[key.removesuffix("running_mean") + "num_batches_tracked"] = np.array(0)
     return arrays
 
@@ -144,7 +144,7 @@ def _by_flax_names(state_dict: Mapping[str, np.ndarray]) -> dict[Path, tuple[str
 
 
 def _leaves(tree: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yields the path and the array of every leaf, stacked blocks one by one."""
+    """Yields the path and array of every leaf, with stacked blocks separated."""
     yield from flatten_dict(unstack_blocks(tree)).items()
 
 
@@ -165,12 +165,12 @@ def _path(key: str, ndim: int) -> Path:
 
 
 def kernel_of(weight: np.ndarray) -> np.ndarray:
-    """Turns a weight of torch's, [outputs, inputs, *size], into flax's [*size, inputs, outputs]."""
+    """Converts a torch weight, [outputs, inputs, *size], to flax's [*size, inputs, outputs]."""
     return weight.transpose(*range(2, weight.ndim), 1, 0)
 
 
 def _converted(path: Path, key: str, value: np.ndarray, leaf: jnp.ndarray) -> jnp.ndarray:
-    # a key of this library's names says flax's layout already
+    # arrays with this library's names already have flax's layout
     is_torchs = path[-1] == "kernel" and key != _joined(path)
     array = kernel_of(value) if is_torchs else value
     if array.shape != leaf.shape:

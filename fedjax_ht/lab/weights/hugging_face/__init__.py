@@ -1,2 +1,1 @@
-"""Extractors of Hugging Face's folders: BERT, ViT, GPT-2 and Llama by their config.json, and their
-arrays by the names that its files have."""
+"""Extractors from Hugging Face folders (BERT, ViT, GPT-2, Llama), and the names of their arrays."""

@@ -1,5 +1,4 @@
-"""Model groups `hf:FOLDER`: the extractor that a folder's config.json describes. The file may come
-from anybody."""
+"""Model groups `hf:FOLDER`: the extractor that an untrusted folder's config.json describes."""
 
 import re
 import warnings
@@ -21,8 +20,8 @@ from fedjax_ht.models.split import SplitModel
 
 PREFIX = "hf:"
 WEIGHTS = "model.safetensors"
-_BYTES = 1 << 20  # of a JSON file; those of models have a few thousand
-_LARGEST = 1 << 20  # of a size in config.json, such as a number of token ids
+_BYTES = 1 << 20  # most of a JSON file; those of models have a few thousand
+_LARGEST = 1 << 20  # largest size in config.json, such as a number of token ids
 _LAYERS = 1000
 
 
@@ -31,7 +30,7 @@ class Settings(NamedTuple):
 
     Attributes:
       folder: the folder.
-      fields: name -> value of JSON.
+      fields: name -> JSON value.
       file: name of the file.
     """
 
@@ -41,23 +40,22 @@ class Settings(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The file's path, which begins messages."""
+        """The file's path, for messages."""
         return str(self.folder / self.file)
 
     def wrong(self, field: str, rule: str) -> ValueError:
-        """Returns the error of a field whose value does not keep to a rule."""
+        """Returns the error for a field whose value violates a rule."""
         return ValueError(f"{self.place}: {field} is {self.fields.get(field)!r:.60}; {rule}")
 
     def beside(self, file: str) -> "Settings":
-        """Returns the fields of another file of the folder, none where it is missing."""
+        """Returns the fields of another file in the folder; none if it is missing."""
         place = self.folder / file
         return Settings(self.folder, read_json(place, dict, _BYTES) if place.exists() else {}, file)
 
     def count(
         self, field: str, default: int | None = None, *, divisor: int = 1, most: int = _LARGEST
     ) -> int:
-        """Returns a positive integer, a multiple of `divisor` and at most `most`; the default where
-        the field is left out or null."""
+        """Returns a positive multiple of `divisor`, at most `most`; if absent or null, the default."""
         value = self.fields.get(field)
         value = default if value is None else value
         if type(value) is not int or not 0 < value <= most or value % divisor:
@@ -80,17 +78,16 @@ class Settings(NamedTuple):
         return value
 
     def require(self, field: str, value: Any) -> None:
-        """Refuses a model whose field has another value than the only one that is built; a field
-        that is left out or null has it."""
+        """Rejects a field with another value than the only supported one, unless absent or null."""
         actual = self.fields.get(field)
         if actual is not None and actual != value:
             raise self.wrong(field, f"only models with {value!r} are built")
 
     def rotary_base(self) -> float:
-        """Returns the base of rotated positions, which newer files have in "rope_parameters".
+        """Returns the base of rotary positions, which newer files have in "rope_parameters".
 
         Raises:
-          ValueError: the positions are scaled, as those of models for long texts.
+          ValueError: the positions are scaled, as in models for long texts.
         """
         fields = self.fields
         for name in ("rope_scaling", "rope_parameters"):
@@ -113,7 +110,7 @@ class Settings(NamedTuple):
         return default if value is None else bool(value)
 
     def by_channel(self, field: str, channels: int) -> np.ndarray:
-        """Returns a number of each channel, 0.5 where the field is left out."""
+        """Returns one number per channel; 0.5 if the field is absent."""
         value = self.fields.get(field)
         values = [0.5 if value is None else value] if not isinstance(value, list) else value
         plain = all(type(x) in (int, float) and abs(x) < float("inf") for x in values)
@@ -127,7 +124,7 @@ def read_settings(folder: Path) -> Settings:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is no JSON object. One line.
+      ValueError: it is not a JSON object, or the model is not supported. One line.
     """
     place = folder / "config.json"
     if not place.is_file():
@@ -145,7 +142,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _modules(root: Path) -> list[tuple[str, str]]:
-    """Returns the (kind, folder) of the modules of a sentence encoder behind its transformer."""
+    """Returns (kind, folder) of a sentence encoder's modules after its transformer."""
     place, modules = root / "modules.json", []
     if place.exists():
         for entry in read_json(place, list, _BYTES):
@@ -164,15 +161,15 @@ def _modules(root: Path) -> list[tuple[str, str]]:
 
 
 def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[str, bool]:
-    """Returns how the features of a text are made, and whether their length is made 1.
+    """Returns how a text's features are pooled, and whether they are scaled to length 1.
 
     Args:
       settings: the folder's settings.
-      known: the modes that the family has.
-      default: the mode where the folder is no sentence encoder's.
+      known: the family's modes.
+      default: the mode if the folder is not a sentence encoder's.
 
     Raises:
-      ValueError: the folder has another mode, several, or another module. One line.
+      ValueError: the folder has another mode, several modes, or another module. One line.
     """
     root = settings.folder
     if re.match(r"\d+_", root.name) and (root.parent / "modules.json").exists():
@@ -197,7 +194,7 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
 
 
 def _mode(settings: Settings, known: Collection[str]) -> str:
-    """Returns the one mode of a Pooling module, by its name without "_token" or "_tokens"."""
+    """Returns the only mode of a Pooling module, its name without "_token" or "_tokens"."""
     value = settings.fields.get("pooling_mode") or []
     modes = set(map(str, value if isinstance(value, list) else [value]))
     for field in settings.fields:
@@ -213,12 +210,12 @@ def _mode(settings: Settings, known: Collection[str]) -> str:
 
 
 def image_rule(settings: Settings, channels: int) -> Pixels | None:
-    """Returns the rule by which preprocessor_config.json normalises images; None without one."""
+    """Returns the image normalisation in preprocessor_config.json; None without that file."""
     beside = settings.beside("preprocessor_config.json")
     if not beside.fields:
         return None
     beside.require("do_flip_channel_order", False)
-    white = 255.0  # of which a model's processor sees a share
+    white = 255.0  # value of white pixels, which a model's processor may rescale
     if beside.flag("do_rescale", True):
         white *= beside.number("rescale_factor", 1 / 255)
     if not beside.flag("do_normalize", True):
@@ -230,7 +227,7 @@ def image_rule(settings: Settings, channels: int) -> Pixels | None:
 
 
 def _compare_rules(settings: Settings, channels: int, given: Preprocess | None) -> None:
-    """Warns where the data's rule for pixels is not the model's."""
+    """Warns if the data's rule for pixels differs from the model's."""
     rule, given = image_rule(settings, channels), given or Pixels()
     given = getattr(given, "rule", given)
     if rule is None:
@@ -250,7 +247,7 @@ def _compare_rules(settings: Settings, channels: int, given: Preprocess | None) 
 
 
 def bert(settings: Settings) -> nn.Module:
-    """Builds the encoder of a config.json of BERT."""
+    """Builds the encoder that a config.json of BERT describes."""
     settings.require("position_embedding_type", "absolute")
     settings.require("is_decoder", False)
     settings.require("pad_token_id", 0)
@@ -267,7 +264,7 @@ def bert(settings: Settings) -> nn.Module:
 
 
 def vit(settings: Settings) -> nn.Module:
-    """Builds the extractor of a config.json of ViT."""
+    """Builds the extractor that a config.json of ViT describes."""
     settings.require("qkv_bias", True)
     pooling(settings, (), "cls")
     patch = settings.count("patch_size", 16)
@@ -284,8 +281,10 @@ def _sizes(
     activation: str = "gelu",
     has_head_size: bool = False,
 ) -> Sizes:
-    """Reads the fields that the config.json of BERT, ViT and Llama share; where heads have a size
-    of their own, they need not divide the width."""
+    """Reads the sizes that BERT, ViT and Llama share.
+
+    Heads with their own size need not divide the width.
+    """
     heads = settings.count("num_attention_heads")
     return Sizes(
         width=settings.count("hidden_size", divisor=1 if has_head_size else heads),
@@ -298,7 +297,7 @@ def _sizes(
 
 
 def gpt2(settings: Settings) -> nn.Module:
-    """Builds the extractor of a config.json of GPT-2."""
+    """Builds the extractor that a config.json of GPT-2 describes."""
     settings.require("scale_attn_weights", True)
     settings.require("scale_attn_by_inverse_layer_idx", False)
     settings.require("add_cross_attention", False)
@@ -318,7 +317,7 @@ def gpt2(settings: Settings) -> nn.Module:
 
 
 def llama(settings: Settings) -> nn.Module:
-    """Builds the extractor of a config.json of Llama."""
+    """Builds the extractor that a config.json of Llama describes."""
     settings.require("attention_bias", False)
     settings.require("mlp_bias", False)
     settings.require("is_causal", True)
@@ -341,8 +340,8 @@ class Family(NamedTuple):
 
     Attributes:
       kind: class of the extractor.
-      build: function of a folder's settings -> the extractor.
-      names: the names of the extractor's arrays in a file.
+      build: function from a folder's settings to the extractor.
+      names: names of the extractor's arrays in a file.
     """
 
     kind: type[nn.Module]
@@ -365,13 +364,15 @@ def folder_of(group: str) -> Path:
 
 
 def weights_file(group: str) -> str:
-    """Returns the path of the file of weights in the folder that a group names."""
+    """Returns the path of the weights file in the folder that a group names."""
     return str(folder_of(group) / WEIGHTS)
 
 
 def head_classes(file: str) -> tuple[str, ...] | None:
-    """Returns the classes of a head's rows, as `id2label` of the config.json beside a file of
-    weights names them; None where it does not, or only numbers them."""
+    """Returns the classes of a head's rows, from the config.json beside a weights file.
+
+    None if its `id2label` has no names for them.
+    """
     place = Path(file).expanduser().with_name("config.json")
     labels = read_json(place, dict, _BYTES).get("id2label") if place.is_file() else None
     if not isinstance(labels, dict) or set(labels) != set(map(str, range(len(labels)))):
@@ -381,7 +382,7 @@ def head_classes(file: str) -> tuple[str, ...] | None:
 
 
 def names_of(module: nn.Module) -> Names | None:
-    """Returns the names of a model's arrays in a file of Hugging Face's; None for other models."""
+    """Returns the names of a model's arrays in a Hugging Face file; None for other models."""
     base = getattr(module, "base", None)
     for family in FAMILIES.values():
         if type(base) is family.kind:
@@ -401,15 +402,15 @@ def folder_group(
 
     Args:
       group: "hf:FOLDER".
-      num_classes, input_shape, feature_dim, vocabulary, preprocess: arguments as for
+      num_classes, input_shape, feature_dim, vocabulary, preprocess: as for
         `models.registry.model_group`.
 
     Returns:
-      Name of the family -> the model, whose weights are random.
+      Name of the family -> the model, with random weights.
 
     Raises:
       FileNotFoundError: the folder has no config.json.
-      ValueError: its model is none of `FAMILIES`, or does not fit the samples. One line.
+      ValueError: its model is not in `FAMILIES`, or does not fit the samples. One line.
     """
     settings = read_settings(folder_of(group))
     name = settings.choice("model_type", "", FAMILIES)

@@ -1,4 +1,4 @@
-"""Arrays of a file of Hugging Face's by the names that this library's modules have."""
+"""Maps arrays of Hugging Face files to the names of this library's modules."""
 
 import re
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ class Names(NamedTuple):
     """The names of a family's arrays.
 
     Attributes:
-      layer: beginning of the names in layer i, such as "encoder.layer.{}.".
-      modules: name of a module or array, in a layer or beside the layers -> its name in the file.
-      prefix: beginning of all of an extractor's names where a file has more than the extractor.
-      unused: pattern of names that an extractor has no use for, the prefix taken off.
-      transposed: True for kernels [outputs, inputs], as torch's linear layers have; False for
+      layer: prefix of the names in layer i, such as "encoder.layer.{}.".
+      modules: name of a module or array, inside or outside the layers -> its name in the file.
+      prefix: prefix of an extractor's names in a file that holds more than the extractor.
+      unused: pattern of names, without the prefix, that an extractor ignores.
+      transposed: True for kernels [outputs, inputs], as in torch's linear layers; False for
         GPT-2's, [inputs, outputs].
       heads: names of linear heads on this library's features.
-      tied: name of the embedding that serves as head of next tokens where a file has none.
+      tied: name of the embedding that predicts next tokens if a file has no head.
     """
 
     layer: str
@@ -38,18 +38,18 @@ class Names(NamedTuple):
 
 
 def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Renames an extractor's arrays, and turns them into flax's layouts.
+    """Renames an extractor's arrays, and converts them to flax's layouts.
 
     Args:
       arrays: arrays by the file's names.
       names: the names of the extractor's family.
-      like: the extractor's parameters, whose values are of no account.
+      like: the extractor's parameters, of which only the shapes matter.
 
     Returns:
-      "params/base/..." -> array, of the shapes of `like` with blocks apart.
+      "params/base/..." -> array, with the shapes of `like`, blocks unstacked.
 
     Raises:
-      ValueError: an array is missing, unknown, or of another shape. One line.
+      ValueError: an array is missing, unknown, or has another shape. One line.
     """
     arrays = _unprefixed(arrays, names)
     renamed, used = {}, set()
@@ -75,10 +75,10 @@ def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[st
 
 
 def head_arrays(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
-    """Returns the kernel and bias of a file's linear head on this library's features, {} without.
+    """Returns kernel and bias of a file's linear head on this library's features; {} without one.
 
-    A head without a bias has zeros. Where a decoder's file has no head, its embedding scores the
-    next token.
+    A missing bias becomes zeros. If a decoder's file has no head, its embedding scores the next
+    token.
     """
     candidates = [f"{head}.weight" for head in names.heads]
     if names.tied:
@@ -94,7 +94,7 @@ def head_arrays(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
 
 
 def _unprefixed(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
-    """Takes the prefix off the names of a model with a head, whose other names are left out."""
+    """Removes the prefix from names; drops names without it, such as a head's."""
     if not any(name.startswith(names.prefix) for name in arrays):
         return dict(arrays)
     kept = {}
@@ -105,7 +105,7 @@ def _unprefixed(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
 
 
 def _name(path: tuple[str, ...], names: Names) -> str:
-    """Returns the file's name of an array, the prefix taken off."""
+    """Returns an array's name in the file, without the prefix."""
     layer = re.fullmatch(r"layers_(\d+)", path[0])
     begin = ""
     if layer:

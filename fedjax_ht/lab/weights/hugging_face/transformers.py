@@ -1,14 +1,13 @@
-"""Transformers with the layers and names of Hugging Face's files, as extractors of features.
+"""Transformers with the layers and names of Hugging Face files, as feature extractors.
 
-* BERT (Devlin et al., NAACL 2019) takes token ids int32 [B, L] that begin with the class token, of
-  which 0 is padding; a text is one segment. Features are the class token's, or the mean of all
-  tokens', as the folders of sentence encoders say.
+* BERT (Devlin et al., NAACL 2019) takes token ids int32 [B, L] that begin with the class token; 0
+  is padding. A text is one segment. Features are the class token's, or the mean of all tokens', as
+  the folders of sentence encoders specify.
 * ViT (Dosovitskiy et al., ICLR 2021) takes images; features are the class token's. Queries, keys
-  and values are layers of their own, which adapters can be put on one by one; `models.vits` has
-  torchvision's.
+  and values are separate layers, so that each can have adapters; `models.vits` has torchvision's.
 * GPT-2 (Radford et al., 2019) and Llama (Touvron et al., 2023) take token ids int32 [B, L], padded
-  behind with 0, and no token sees a later one. Features are those of a text's last token that is
-  not 0. A head of as many classes as there are token ids predicts the next token.
+  at the end with 0; no token sees a later one. Features are those of a text's last token that is
+  not 0. A head with one class per token id predicts the next token.
 
 There is no dropout, and no pooler.
 """
@@ -34,16 +33,16 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
     "silu": nn.silu,
 }
-"""Name in config.json -> the function; the middle two are one, by tanh."""
+"""Name in config.json -> function; "gelu_new" and "gelu_pytorch_tanh" are the same, by tanh."""
 
 
 class Sizes(NamedTuple):
     """The sizes of a transformer's layers.
 
     Attributes:
-      width: width of the tokens and of the features; but in Llama `heads` must divide it.
-      layers, heads, hidden: number of layers, of the heads of each, and width of its perceptron.
-      epsilon: number that is added to the variances, or mean squares, of norms.
+      width: width of the tokens and of the features; except in Llama, `heads` must divide it.
+      layers, heads, hidden: number of layers, heads per layer, and width of its perceptron.
+      epsilon: number added to the variances, or mean squares, of norms.
       activation: name of the perceptrons' activation, one of `ACTIVATIONS`.
       key_heads, head_size: number of heads of keys and values, and the width of one (Llama).
       base: base of the rotations' wavelengths (Llama).
@@ -66,11 +65,11 @@ def attend(
     """Computes softmax(Q K^T / sqrt(D / heads)) V of each head.
 
     Args:
-      q: queries, float [B, T, D], whose heads are listed one after another.
-      k, v: keys and values, float [B, S, E]; with E < D each of their heads serves several of q's
-        that follow one another (grouped queries).
+      q: queries, float [B, T, D], with concatenated heads.
+      k, v: keys and values, float [B, S, E]; with E < D, each of their heads serves several
+        consecutive heads of q (grouped queries).
       heads: number of q's heads.
-      seen: pairs that may attend, bool and broadcast to [B, 1, T, S]; None for all.
+      seen: pairs that may attend, bool, broadcast to [B, 1, T, S]; None for all.
 
     Returns:
       float [B, T, D].
@@ -81,14 +80,14 @@ def attend(
     k, v = (jnp.repeat(x, repeats, axis=2) for x in (k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * size**-0.5
     if seen is not None:
-        # Finite: in a row of padding nothing is seen, and -inf alone would make NaN of it.
+        # Finite: a row of padding sees nothing, and would be NaN with -inf everywhere.
         scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
 def causal(length: int) -> jax.Array:
-    """Returns the pairs of a decoder, bool [1, 1, length, length]: no token sees a later one."""
+    """Returns the causal mask of a decoder, bool [1, 1, length, length]."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
@@ -98,7 +97,7 @@ def embedding(rows: int, width: int, name: str) -> nn.Embed:
 
 
 def layer_norm(epsilon: float, name: str) -> nn.LayerNorm:
-    """Builds a LayerNorm that takes its variance in two passes, as torch does."""
+    """Builds a LayerNorm with a two-pass variance, as in torch."""
     return nn.LayerNorm(epsilon, use_fast_variance=False, name=name)
 
 
@@ -106,7 +105,7 @@ def positions_of(tokens: jax.Array, positions: int) -> jax.Array:
     """Returns the positions of tokens [B, L], int32 [L].
 
     Raises:
-      ValueError: the texts are longer than the positions of a model.
+      ValueError: the texts are longer than the model's positions.
     """
     length = tokens.shape[1]
     if length > positions:
@@ -140,7 +139,7 @@ class Bert(nn.Module):
     """Embeddings of words and positions, post-norm layers, and the features of a text.
 
     Attributes:
-      vocabulary, positions, segments: number of token ids, of positions, and of kinds of segments.
+      vocabulary, positions, segments: number of token ids, of positions, and of segment kinds.
       sizes: sizes of the layers.
       pooling: "cls" for the features of the class token, "mean" for the mean over the tokens.
       normalised: whether features are divided by their length.
@@ -192,7 +191,7 @@ BERT_NAMES = Names(
 
 
 class ViTLayer(nn.Module):
-    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut.
+    """Attention and a perceptron, each after a LayerNorm and with a residual connection.
 
     float [B, T, D] -> [B, T, D].
     """
@@ -259,7 +258,7 @@ VIT_NAMES = Names(
 
 
 class Gpt2Layer(nn.Module):
-    """Causal attention and a perceptron, each behind a LayerNorm and beside a shortcut.
+    """Causal attention and a perceptron, each after a LayerNorm and with a residual connection.
 
     float [B, L, D] -> [B, L, D]. "c_attn" makes Q, K and V, in this order.
     """
@@ -324,10 +323,9 @@ GPT2_NAMES = Names(
 
 
 class LlamaLayer(nn.Module):
-    """Causal attention with rotated positions and a gated perceptron, each behind an RMSNorm and
-    beside a shortcut.
+    """Causal attention and a gated perceptron, each after an RMSNorm and with a residual connection.
 
-    float [B, L, D] -> [B, L, D]; no layer has a bias.
+    float [B, L, D] -> [B, L, D]. Positions are rotary, and no layer has a bias.
     """
 
     sizes: Sizes
@@ -348,7 +346,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Embeddings of tokens, pre-norm layers, a last RMSNorm; attributes as of `Gpt2`."""
+    """Embeddings of tokens, pre-norm layers, a last RMSNorm; attributes as for `Gpt2`."""
 
     vocabulary: int
     positions: int
@@ -386,9 +384,9 @@ def rotated(x: jax.Array, size: int, base: float) -> jax.Array:
     """Rotates each head's pairs (i, i + size / 2) by angles that grow with the position.
 
     Args:
-      x: queries or keys, float [B, L, heads * size], whose heads are listed one after another.
+      x: queries or keys, float [B, L, heads * size], with concatenated heads.
       size: width of a head, even.
-      base: base of the wavelengths: pair i turns by base^(-2 i / size) a position.
+      base: base of the wavelengths: pair i turns by base^(-2 i / size) per position.
     """
     heads = x.reshape(*x.shape[:2], -1, size)
     speed = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
@@ -413,5 +411,5 @@ def _at_the_end(x: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def _of_length_one(x: jax.Array, asked: bool) -> jax.Array:
-    """Divides features [B, D] by their length where that is asked."""
+    """Divides features [B, D] by their length if `asked`."""
     return x * jax.lax.rsqrt(jnp.maximum((x * x).sum(1, keepdims=True), 1e-24)) if asked else x
