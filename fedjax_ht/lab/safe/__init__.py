@@ -1,1 +1,1 @@
-"""Readers of files that nobody vouches for: bounded in size and memory, and none executes code."""
+"""Readers of untrusted files: bounded in size and memory, and executing no code."""

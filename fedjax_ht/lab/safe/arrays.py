@@ -1,6 +1,6 @@
 """Reads .npy and .npz files of numbers and text.
 
-There are no pickles, nothing is larger than the file says, and every sum is checked.
+Pickles are rejected, sizes must match the header, and every checksum is verified.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _CHUNK = 1 << 24
 
 
 class _Arrays(Mapping):
-    """The arrays of an open .npz by name, each read when it is asked for."""
+    """The arrays of an open .npz by name, each read on access."""
 
     def __init__(self, archive: Zip):
         self._archive = archive
@@ -30,7 +30,7 @@ class _Arrays(Mapping):
         with self._archive.opened(entry) as file:
             return read_npy(file, self._archive.entries[entry].file_size)
 
-    def __contains__(self, name: object) -> bool:  # which a Mapping finds out by reading
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the array
         return name in self._entries
 
     def __iter__(self):
@@ -42,10 +42,10 @@ class _Arrays(Mapping):
 
 @contextlib.contextmanager
 def opened_npz(path: Path | str) -> Iterator[Mapping[str, np.ndarray]]:
-    """The arrays in an .npz, each read when it is asked for; see `read_npy`.
+    """Opens an .npz as a mapping of arrays, each read on access; see `read_npy`.
 
     Raises:
-      ValueError: not a regular file, or a single array instead of an .npz, or too large.
+      ValueError: not a regular file, a single array instead of an .npz, or too large.
       zipfile.BadZipFile: damaged.
     """
     with open_regular(path) as file:
@@ -55,11 +55,11 @@ def opened_npz(path: Path | str) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 def read_npy(file: IO[bytes], size: int) -> np.ndarray:
-    """The array in an .npy file of `size` bytes, read to its end.
+    """Reads the array in an .npy file of `size` bytes, to its end.
 
     Raises:
-      ValueError: no .npy file, or of anything but plain numbers and text, or of another size than
-        its header says.
+      ValueError: not an .npy file, anything but plain numbers and text, or another size than its
+        header says.
     """
     shape, fortran, dtype = read_npy_header(file)
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0:
@@ -78,10 +78,10 @@ def read_npy(file: IO[bytes], size: int) -> np.ndarray:
 
 
 def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the first axis is the fastest, and dtype.
+    """Returns shape, whether the first axis varies fastest, and dtype.
 
     Raises:
-      ValueError: no .npy file, or of a version that numpy writes for structured arrays only.
+      ValueError: not an .npy file, or a version that NumPy writes only for structured arrays.
     """
     version = np.lib.format.read_magic(file)
     readers = {
@@ -94,5 +94,5 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         return readers[version](file)
     except ValueError:
         raise
-    except Exception as error:  # its text goes through Python's tokenizer, and dtypes of any form
+    except Exception as error:  # the header passes Python's tokenizer and NumPy's dtype parser
         raise ValueError(f"damaged .npy header ({type(error).__name__})") from error

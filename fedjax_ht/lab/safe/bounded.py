@@ -1,9 +1,8 @@
-"""Finds and opens files that nobody vouches for: only regular ones, to a limited size, with their
-checksums; walks folders and archives alike; makes one-line errors for all readers.
+"""Finds and opens untrusted files: only regular ones, of limited size, with verified checksums.
 
-gzip, zip and tar files are read to their ends, since their sums stand there. What does not hold
-together is an error of whatever kind the standard library has for it; readers turn them into one
-line (`reading`).
+Walks folders and archives alike, and makes one-line errors for all readers. gzip, zip and tar files
+are read to their ends, where their checksums are. Damaged content raises whatever error the
+standard library has for it; `reading` turns it into one line.
 """
 
 import contextlib
@@ -30,10 +29,10 @@ _CHUNK = 1 << 20
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """Opens a file to read bytes.
+    """Opens a regular file to read bytes.
 
     Raises:
-      ValueError: it is a pipe, a device or a socket, which could be waited for without end.
+      ValueError: it is a pipe, a device or a socket, on which reading could block forever.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -43,7 +42,7 @@ def open_regular(path: Path | str) -> io.BufferedReader:
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes of a file that can seek."""
+    """Returns the size in bytes of a seekable file."""
     start, end = file.tell(), file.seek(0, io.SEEK_END)
     file.seek(start)
     return end
@@ -53,11 +52,11 @@ def size_of(file: BinaryIO) -> int:
 def opened(path: Path | str) -> Iterator[BinaryIO]:
     """Opens a file, decompressed if it is gzip.
 
-    At the end of the block the rest is read, so that a wrong sum of a gzip file is an error
-    whatever part of it was asked for.
+    The end of the block reads the rest, so that a wrong gzip checksum is an error even if only a
+    part was read.
 
     Raises:
-      ValueError: not a regular file; or gzip of more than `limits.decompressed` bytes.
+      ValueError: not a regular file, or gzip of more than `limits.decompressed` bytes.
     """
     with open_regular(path) as file:
         if file.peek(2)[:2] != b"\x1f\x8b":
@@ -65,13 +64,13 @@ def opened(path: Path | str) -> Iterator[BinaryIO]:
             return
         with gzip.GzipFile(fileobj=file) as stream:
             content = _Bounded(stream, limits.decompressed(size_of(file)))
-            yield cast(BinaryIO, content)  # nobody does more than read it
+            yield cast(BinaryIO, content)  # callers only read it
             while content.read(_CHUNK):
                 pass
 
 
 class _Bounded:
-    """A stream that ends with an error where it becomes too long."""
+    """A stream that raises an error when it becomes too long."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int):
         self.stream, self.limit, self.taken = stream, limit, 0
@@ -86,17 +85,17 @@ class _Bounded:
 def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
     """Reads a file, decompressed if it is gzip, up to `limit` bytes.
 
-    The limit is `limits.FILE_BYTES` if it is not given.
+    The limit is `limits.FILE_BYTES` if not given.
 
     Raises:
-      ValueError: not a regular file, or one of more bytes.
+      ValueError: not a regular file, or larger than the limit.
     """
     with opened(path) as file:
         return _all_of(file, limits.FILE_BYTES if limit is None else limit)
 
 
 def _all_of(file: IO[bytes], limit: float = math.inf) -> bytearray:
-    """Reads in parts, since a decompressor that is asked for everything takes all memory."""
+    """Reads in parts: a decompressor that is asked for everything takes all memory."""
     content = bytearray()
     while chunk := file.read(_CHUNK):
         content += chunk
@@ -111,7 +110,7 @@ def read_json(path: Path, kind: type[T], limit: int = limits.TEXT_BYTES) -> T:
     """Reads a JSON object (dict) or list from a file of at most `limit` bytes.
 
     Raises:
-      ValueError: the file is too large, not a regular file, or holds none. One line.
+      ValueError: the file is too large, not a regular file, or not JSON of this kind. One line.
     """
     try:
         value = json.loads(read_whole(path, limit).decode())
@@ -126,8 +125,8 @@ _MANY = 1 << 16
 
 
 def _listed(file: BinaryIO) -> int:
-    """The number of files that a zip says that it lists, modulo `_MANY`."""
-    # the record at the end has 22 bytes and a comment
+    """Returns the number of files that a zip claims to list, modulo `_MANY`."""
+    # the end record has 22 bytes and a comment
     file.seek(-min(size_of(file), _MANY + 22), io.SEEK_END)
     content = file.read()
     end = content.rfind(b"PK\x05\x06")
@@ -135,34 +134,34 @@ def _listed(file: BinaryIO) -> int:
 
 
 class Zip:
-    """The files in a zip file; together they may hold `limits.decompressed` bytes.
+    """The files in a zip file, which together may hold `limits.decompressed` bytes.
 
     Raises:
-      zipfile.BadZipFile: of any kind of damage, such as a name that differs between the archive's
-        list and the file.
-      ValueError: a way to compress that is neither stored nor deflated, or too many bytes.
+      zipfile.BadZipFile: damage of any kind, such as a name that differs between the archive's list
+        and the file.
+      ValueError: a compression other than stored or deflated, or too many bytes.
     """
 
     def __init__(self, file: BinaryIO):
         self._archive = zipfile.ZipFile(file)
         self._left = limits.decompressed(size_of(file))
         every = self._archive.infolist()
-        if _listed(file) not in (len(every) % _MANY, _MANY - 1):  # the latter of zip64
+        if _listed(file) not in (len(every) % _MANY, _MANY - 1):  # the latter in zip64
             raise zipfile.BadZipFile("it does not list as many files as it says")
         for entry in every:
-            # others cannot be bounded
+            # the output of other methods cannot be bounded
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(
                     f"{entry.filename} is compressed in a way that is not read; stored and "
                     "deflated are"
                 )
-            # compares the names, so that none is lost to a wrong bit
+            # compares the names, so that a flipped bit loses none
             self._archive.open(entry).close()
         self.entries = {entry.filename: entry for entry in every if not entry.is_dir()}
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
-        """One file. It must be read to its end, and its sum is right then."""
+        """Opens one file. It must be read to its end, which verifies its checksum."""
         entry = self._archive.getinfo(name)
         limits.keep(name, entry.file_size, self._left)
         self._left -= entry.file_size
@@ -172,7 +171,7 @@ class Zip:
                 raise ValueError(f"{name} is longer or shorter than it says")
 
     def read(self, name: str, limit: float | None = None) -> bytearray:
-        """The content of one file; `limit` is `limits.FILE_BYTES` if it is not given."""
+        """Returns the content of one file; `limit` is `limits.FILE_BYTES` by default."""
         size = self._archive.getinfo(name).file_size
         limits.keep(name, size, limits.FILE_BYTES if limit is None else limit)
         with self.opened(name) as file:
@@ -187,7 +186,7 @@ def opened_zip(path: Path | str) -> Iterator[Zip]:
 
 
 def zip_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a zip whose name `pattern` finds, as (match, content), in its own order."""
+    """Yields (match, content) of the files of a zip whose name `pattern` finds, in its order."""
     with opened_zip(path) as archive:
         for name in archive.entries:
             if match := pattern.search(name):
@@ -195,9 +194,9 @@ def zip_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, byt
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header that is whole: tarfile takes a damaged one for the end of the archive."""
+    """A checked tar header: tarfile takes a damaged one for the end of the archive."""
 
-    # typeshed calls the parameter as the module is called, and knows no EOFHeaderError
+    # typeshed names the parameter after the module, and lacks EOFHeaderError
     @classmethod
     def fromtarfile(cls, archive):  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
@@ -212,31 +211,31 @@ def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, byt
     """Yields (match, content) of the files of a tar or tar.gz whose name matches, in its order."""
     with opened(path) as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
-            # it would keep all headers, in a list that typeshed does not know
+            # tarfile would keep all headers, in a list that typeshed lacks
             archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
             if member.isreg() and (match := pattern.search(member.name)):
                 if member.issparse():
                     raise ValueError(f"{short(member.name)} is sparse; only plain files are read")
                 limits.keep(short(member.name), member.size, limits.FILE_BYTES)
                 content = archive.extractfile(member)
-                assert content is not None  # as of every regular file
+                assert content is not None  # true for every regular file
                 yield match, content.read()
 
 
-_LINE = 300  # characters: a file may hold a name of any length
+_LINE = 300  # characters of a message, since names may have any length
 
 
 class Origin(NamedTuple):
     """The files that a reader expects, as its errors name them.
 
     Attributes:
-      expected: the files by name, as a phrase.
-      how: the way to get them.
-      fetched: True if `download.get` knows where they are.
-      names: names of a publisher's file or folder, the first that exists counts.
-      folders: folders of the data folder that may hold it, "" for itself; () for that of the set's
-        name, and then itself.
-      markers: paths by which a folder of any other name is known.
+      expected: phrase that names the files.
+      how: how to get them.
+      fetched: True if `download.get` knows their addresses.
+      names: names of a publisher's file or folder; the first that exists counts.
+      folders: folders of the data folder that may hold it, "" for the data folder itself; () for
+        the folder of the set's name, and then the data folder.
+      markers: paths that identify a folder of any other name.
     """
 
     expected: str
@@ -248,7 +247,7 @@ class Origin(NamedTuple):
 
 
 def search(name: str, data_dir: Path | None, origin: Origin) -> Path:
-    """The file or folder of a publisher's set in `data_dir`.
+    """Returns the file or folder of a publisher's set in `data_dir`.
 
     Raises:
       ValueError: no `data_dir`.
@@ -272,12 +271,12 @@ def search(name: str, data_dir: Path | None, origin: Origin) -> Path:
 
 
 def fetch(name: str, data_dir: Path) -> str:
-    """The command that downloads a set (`download.get`)."""
+    """Returns the command that downloads a set (`download.get`)."""
     return f"`fedjax-ht data get {name} --data_dir={shlex.quote(str(data_dir))}`"
 
 
 def user_path(path: str, data_dir: Path | None) -> Path:
-    """The path that a user wrote after a prefix: of the current folder, else below `data_dir`.
+    """Returns a user's path after a prefix: in the current folder, or else below `data_dir`.
 
     "." is `data_dir` itself.
     """
@@ -288,33 +287,33 @@ def user_path(path: str, data_dir: Path | None) -> Path:
 
 
 def printable(name: str) -> str:
-    """A file's name as UTF-8 text, whatever the locale is; other bytes as backslash and number."""
+    """Returns a file's name as UTF-8 in any locale; other bytes become backslash escapes."""
     try:
         return os.fsencode(name).decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # of a locale that no file could have the name in
+    except UnicodeEncodeError:  # in a locale in which no file could have this name
         return name
 
 
 @contextlib.contextmanager
 def reading(path: Path, origin: Origin) -> Iterator[None]:
-    """Turns whatever goes wrong while `path` is read into one line that names it.
+    """Turns any error while `path` is read into one line that names it.
 
     Raises:
-      FileNotFoundError: a file is not there.
+      FileNotFoundError: a file is missing.
       ValueError: the content is damaged or not what was expected.
     """
     try:
         yield
     except ImportError:
         raise
-    # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
+    # zipfile, tarfile, zlib, numpy and Python's parser raise different errors for damage
     except Exception as error:
-        if getattr(error, "names_its_file", False):  # one in the folder `path`
+        if getattr(error, "names_its_file", False):  # of a file in the folder `path`
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        # the system's, not a reader's own
+        # raised by the system, not by a reader
         if isinstance(error, FileNotFoundError) and error.errno:
             line = "there is no such file, in the current folder or below data_dir"
         named: Any = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
@@ -324,10 +323,10 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line(about: str) -> Iterator[None]:
-    """Turns any error of the block into a ValueError "ABOUT: REASON" of one line.
+    """Turns any error of the block into a one-line ValueError "ABOUT: REASON".
 
-    zipfile, numpy, json, torch and diffusers each raise exceptions of their own for a damaged file,
-    and packages written in Rust panic, which is no Exception.
+    zipfile, numpy, json, torch and diffusers each raise their own exceptions for a damaged file,
+    and packages written in Rust panic, which is not an Exception.
     """
     try:
         yield
@@ -342,17 +341,17 @@ def in_one_line(about: str) -> Iterator[None]:
 def files_below(folder: Path) -> Iterator[Path]:
     """Yields the files below `folder` in sorted order.
 
-    Links are followed; hidden files and folders are left out.
+    Links are followed; hidden files and folders are skipped.
 
     Raises:
-      ValueError: a link leads to a folder that it is in.
+      ValueError: a link leads to a folder that contains it.
     """
     for parent, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
-        # in place: os.walk goes into the folders of this list, in its order
+        # in place: os.walk enters the folders of this list, in its order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
             path = Path(parent, name)
-            # without end: os.walk would go round until the path is too long
+            # os.walk would go round until the path is too long
             if path.is_symlink() and Path(parent).resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"{path} is a link to a folder that it is in; take it away")
         for file in sorted(name for name in files if not name.startswith(".")):
@@ -360,7 +359,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def _raise(error: OSError) -> None:
-    """Ends a walk at a folder that cannot be listed, which os.walk would leave out."""
+    """Ends a walk at a folder that cannot be listed, which os.walk would skip."""
     raise error
 
 
@@ -383,7 +382,7 @@ def take(entries: dict, keys: Sequence, what: str) -> list:
     """Moves all `keys` out of `entries` into a list.
 
     Raises:
-      ValueError: some are missing. The line says how many, and the first of them.
+      ValueError: some are missing. The message has their number, and the first of them.
     """
     if missing := [key for key in keys if key not in entries]:
         raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
@@ -396,15 +395,15 @@ def sha256_of(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_TICK = 20_000_000  # nanoseconds: more than the steps in which a file system counts time
+_TICK = 20_000_000  # nanoseconds: more than the resolution of a file system's times
 
 
 def stamp_of(sources: Iterable[Path]) -> str:
-    """Returns a stamp of files and of all files below folders; another one after any change.
+    """Returns a stamp of files, and of all files below folders, that differs after any change.
 
-    Size and time do not tell: tar, cp -p and rsync -t give a file the time that its source had. So
-    the inode, which another file has, and the time of the change itself, which no program can set,
-    belong to it. What is not there has a stamp, too.
+    Size and modification time are not enough: tar, cp -p and rsync -t copy the source's time. The
+    stamp also includes the inode, which another file has, and the change time, which no program can
+    set. Missing files have a stamp, too.
     """
     digest, newest = hashlib.sha256(), 0
     for source in sources:
@@ -412,11 +411,11 @@ def stamp_of(sources: Iterable[Path]) -> str:
             digest.update(str(path).encode("utf-8", "surrogatepass"))
             try:
                 stat = path.stat()
-            except OSError:  # a link that leads nowhere: whoever reads it says so
+            except OSError:  # a dangling link: whoever reads it reports it
                 continue
             state = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
             digest.update(repr(state).encode())
             newest = max(newest, stat.st_ctime_ns)
     if 0 <= time.time_ns() - newest < _TICK:
-        time.sleep(_TICK / 1e9)  # so that whatever is written from here on has a later time
+        time.sleep(_TICK / 1e9)  # so that any later write has a later time
     return digest.hexdigest()

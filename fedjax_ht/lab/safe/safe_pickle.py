@@ -1,14 +1,14 @@
-"""Reads pickled numpy data without running anything that the pickle asks for.
+"""Reads pickled NumPy data without executing anything that the pickle asks for.
 
-A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array
-pickles use are recorded instead of called, and every other name is refused; the arrays are then
-built from the checked records. (An allow-list of the real numpy functions would not do: a forged
-dtype state makes numpy take bytes for pointers.) torch's pickles are recorded by the same
+A pickle is a program: unpickling calls whatever it names. Here the few NumPy names that array
+pickles use are recorded instead of called, and every other name is rejected; the arrays are then
+built from the checked records. (An allow-list of the real NumPy functions would not suffice: a
+forged dtype state makes NumPy treat bytes as pointers.) torch's pickles are recorded by the same
 unpickler, in `safe.torch_files` and `generators.stylegan3_files`.
 
-Against a pickle that asks for too much there are three cheap limits: on its steps and names
-(`safe.limits`), on what is a key, and no more bytes are read than there are. Values in values
-without end are Python's RecursionError, which is a ValueError here like any damage.
+Three cheap limits stop a pickle that asks for too much: on its steps and names (`safe.limits`), on
+keys, and on bytes, of which no more are read than exist. Endless nesting raises Python's
+RecursionError, which becomes a ValueError like any damage.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from fedjax_ht.lab.safe.bounded import size_of
 
 
 class Call:
-    """A call that a pickle asks for, recorded and not done."""
+    """A call that a pickle asks for: recorded, never executed."""
 
     args: tuple
     state: Any
 
-    def __new__(cls, *args, **_):  # not __init__, which a pickle may pass by
+    def __new__(cls, *args, **_):  # not __init__, which a pickle may bypass
         self = super().__new__(cls)
         self.args, self.state = args, None
         return self
@@ -40,7 +40,7 @@ class Call:
 
 
 class Dict(dict):
-    """A dictionary of some subclass, of which only the entries count."""
+    """A dictionary of any subclass, of which only the entries count."""
 
     def __init__(self, entries=(), **_):
         pairs = entries.items() if isinstance(entries, dict) else entries
@@ -53,20 +53,20 @@ class Dict(dict):
 
 
 _KEYS = (str, bytes, int, float, type(None), Call, type)
-_KEY_PARTS = 16  # of a tuple as a key
+_KEY_PARTS = 16  # most parts of a tuple as a key
 
 
 def check_keys(keys: Iterable[Any]) -> None:
-    """Refuses keys of a dict that are no plain values.
+    """Rejects keys of a dict that are not plain values.
 
     Raises:
-      ValueError: a key is no plain value, nor a short tuple of them.
+      ValueError: a key is neither a plain value nor a short tuple of them.
     """
     for key in keys:
         parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)
         for part in parts:
-            # the hash of tuples in tuples ends the process, or takes as long as it likes, and large
-            # integers can be made to collide
+            # hashing nested tuples may end the process or take arbitrarily long, and large integers
+            # can be made to collide
             is_large = isinstance(part, int) and abs(part) >= 1 << 63
             if is_large or not isinstance(part, _KEYS):
                 kind = type(part).__name__
@@ -76,7 +76,7 @@ def check_keys(keys: Iterable[Any]) -> None:
 
 
 class _Whole:
-    """A pickle's bytes; asking for more than there are allocates nothing."""
+    """A pickle's bytes; asking for more than exist allocates nothing."""
 
     def __init__(self, file: BinaryIO):
         self.file, self.left = file, size_of(file) - file.tell()
@@ -94,7 +94,7 @@ class _Whole:
 
 
 class _Handlers(dict):
-    """Opcode -> its handler, for `limits.PICKLE_STEPS` look-ups."""
+    """Opcode -> its handler, for at most `limits.PICKLE_STEPS` lookups."""
 
     steps = 0
 
@@ -105,18 +105,17 @@ class _Handlers(dict):
         return super().__getitem__(opcode)
 
 
-# in Python: the one in C allocates and hashes whatever it is told to
+# the Python unpickler: the one in C allocates and hashes whatever a pickle asks for
 class Recorder(pickle._Unpickler):
-    """Reads plain values, and records the calls that a pickle makes of the names in `allowed`.
+    """Reads plain values, and records the calls that a pickle makes of names in `allowed`.
 
-    Every other name is refused.
+    Every other name is rejected.
 
     Args:
-      file: an open file with the pickle.
-      allowed: a map from (module, name) to a type that records the calls of that name, mostly
-        `Call`.
-      content: the kind of values that the pickle may hold, for the error.
-      other_names: a type that records calls of any other name, instead of refusing it.
+      file: open file with the pickle.
+      allowed: (module, name) -> type that records the calls of that name, mostly `Call`.
+      content: kind of values that the pickle may hold, for the error.
+      other_names: type that records calls of any other name, instead of rejecting it.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Recorder(pickle._Unpickler):
 
 
 def _check_stack(handler, keys: slice):
-    """Wraps a handler: checks the values on the stack that it will hash."""
+    """Wraps a handler: first checks the values on the stack that it will hash."""
 
     def checked(self):
         check_keys(self.stack[keys])
@@ -200,10 +199,10 @@ _PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
 
 
 def load_pickle(file: BinaryIO) -> Any:
-    """The plain values and numpy arrays pickled in `file`; Python 2 strings are read as latin-1.
+    """Loads the plain values and NumPy arrays in `file`; Python 2 strings are read as latin-1.
 
     Returns:
-      dicts, lists, tuples, numbers, strings, bytes, and arrays of numbers or of such values.
+      Dicts, lists, tuples, numbers, strings, bytes, and arrays of numbers or of such values.
 
     Raises:
       ValueError: the pickle names anything but numpy's array functions, or is damaged.
@@ -213,12 +212,12 @@ def load_pickle(file: BinaryIO) -> Any:
 
 
 def load_npy(file: BinaryIO) -> Any:
-    """The array in an .npy file.
+    """Loads the array in an .npy file.
 
-    A 0-d object array, which is how numpy saves a dict, gives the object itself.
+    A 0-d object array, as which NumPy saves a dict, gives the object itself.
 
     Raises:
-      ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.
+      ValueError: not an .npy file, damaged, or a pickle that `load_pickle` rejects.
     """
     *_, dtype = read_npy_header(file)
     if not dtype.hasobject:
@@ -229,13 +228,13 @@ def load_npy(file: BinaryIO) -> Any:
 
 
 def build(value: Any) -> Any:
-    """Plain values and recorded numpy arrays -> the values and arrays.
+    """Builds plain values and arrays from plain values and recorded NumPy arrays.
 
     A value that occurs in several places is built once, and stays one object.
 
     Raises:
       ValueError: it holds anything else.
-      RecursionError: it holds values in values without end.
+      RecursionError: values are nested too deeply.
     """
     return _build(value, {})
 
@@ -244,7 +243,7 @@ _PLAIN = {int, float, bool, str, bytes, type(None)}
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:
-    """Builds a value; `done` holds those that are built, by the id of their record."""
+    """Builds a value; `done` maps the id of a record to its built value."""
     if isinstance(value, type):
         raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")
     if not isinstance(value, dict | list | tuple | Call):
@@ -259,7 +258,7 @@ def _build_new(value: dict | list | tuple | Call, done: dict[int, Any]) -> Any:
         return _build_call(value, done)
     if isinstance(value, dict):
         return {_build(key, done): _build(entry, done) for key, entry in value.items()}
-    if set(map(type, value)) <= _PLAIN:  # a text of tokens, without a step of Python for each
+    if set(map(type, value)) <= _PLAIN:  # such as a text of tokens, without a loop in Python
         return type(value)(value)
     return type(value)(_build(entry, done) for entry in value)
 

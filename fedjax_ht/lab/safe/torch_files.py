@@ -1,6 +1,6 @@
-"""Reads weights that torch, safetensors or numpy saved; writes safetensors.
+"""Reads weights saved by torch, safetensors or NumPy; writes safetensors.
 
-torch is not needed, and nothing that a file asks for is run.
+torch is not needed, and nothing in a file is executed.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they recor
 
 
 def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) -> np.ndarray:
-    """The recorded tensor `value`, checked to lie in its storage.
+    """Returns the recorded tensor `value`, after checking that it lies in its storage.
 
     Args:
-      name: the name of the tensor, for errors.
-      value: a value that a `Recorder` with `TENSOR_CALLS` returned.
-      storage: a function from the record of a storage to its numbers [N].
+      name: name of the tensor, for errors.
+      value: value returned by a `Recorder` with `TENSOR_CALLS`.
+      storage: function from the record of a storage to its numbers [N].
     """
     if (
         isinstance(value, safe_pickle.Call)
@@ -68,7 +68,7 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
 
 def kind_and_key(persistent_id: Any) -> tuple[str, str]:
     match persistent_id:
-        # files of torch.save have five parts, streams of one storage a None behind them
+        # files of torch.save have five parts; streams of one storage append a None
         case ("storage", type() as kind, str() as key, _, _, *rest) if rest in ([], [None]):
             return kind.__name__, key
     raise ValueError("a tensor's storage is in none of torch's formats")
@@ -77,7 +77,7 @@ def kind_and_key(persistent_id: Any) -> tuple[str, str]:
 def _strided(
     name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple
 ) -> np.ndarray:
-    """The tensor of this offset, shape and strides, in numbers, of a storage."""
+    """Returns the tensor with this offset, shape and strides, in numbers, in a storage."""
     numbers = (offset, *shape, *strides)
     is_sound = len(shape) == len(strides)
     is_sound = is_sound and all(isinstance(n, int) and 0 <= n < 1 << 63 for n in numbers)
@@ -85,7 +85,7 @@ def _strided(
         return np.empty(shape, storage.dtype)
     if is_sound:
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides))
-        # strides may be 0, so that a few numbers would be a huge tensor
+        # with strides of 0, a few numbers could be a huge tensor
         is_sound = max(last + 1, math.prod(shape)) <= len(storage)
     if not is_sound:
         raise ValueError(
@@ -100,7 +100,7 @@ _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _STORAGE_CALLS = dict.fromkeys([("torch", name) for name in STORAGES], safe_pickle.Call)
 
 
-# what scripts save, too
+# other objects that scripts save
 _BESIDE = safe_pickle.NUMPY_CALLS | {
     ("argparse", "Namespace"): safe_pickle.Call,
     ("collections", "Counter"): safe_pickle.Dict,
@@ -111,10 +111,10 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
 class _TorchRecorder(safe_pickle.Recorder):
-    """A recorder of torch's pickles, which name their storages by tuples.
+    """A recorder of torch's pickles, which identify their storages by tuples.
 
     Attributes:
-      storages: the tuples that were read so far.
+      storages: the tuples read so far.
     """
 
     def __init__(self, file: BinaryIO):
@@ -127,12 +127,12 @@ class _TorchRecorder(safe_pickle.Recorder):
 
 
 def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
-    """Reads the tensors of a model from a file, by name.
+    """Reads a model's tensors from a file, by name.
 
     Args:
-      path: a file of torch.save (.pth, .pt, .tar), a .safetensors or an .npz file. In a training
-        script's checkpoint, the entry "state_dict" or "model" is read; a prefix "module." is
-        removed.
+      path: a file of torch.save (.pth, .pt, .tar), a .safetensors or an .npz file. From a training
+        checkpoint, the entry "state_dict", "model_state_dict" or "model" is read; prefixes
+        "module." and "_orig_mod." are removed.
 
     Returns:
       Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
@@ -140,7 +140,7 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     Raises:
       FileNotFoundError: there is no such file.
       ImportError: the file is a .safetensors file, and that package is not installed.
-      ValueError: the file is damaged, has another format, or has other content than named tensors.
+      ValueError: the file is damaged, has another format, or holds anything but named tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -158,7 +158,7 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
 def save_safetensors(
     path: Path | str, arrays: Mapping[str, np.ndarray], classes: Sequence[str] = ()
 ) -> None:
-    """Writes arrays by name, and the classes of a head's rows; the file is replaced as a whole."""
+    """Writes arrays by name, and the classes of a head's rows, atomically."""
     with needing(f"{path}:"):
         from safetensors.numpy import save
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -168,14 +168,14 @@ def save_safetensors(
 
 
 def noted_classes(path: Path | str) -> tuple[str, ...] | None:
-    """Returns the classes that `save_safetensors` wrote; None for another file."""
+    """Returns the classes that `save_safetensors` wrote; None for other files."""
     if Path(path).suffix != ".safetensors":
         return None
     import safetensors
 
     with safetensors.safe_open(path, framework="np") as file:
         text = (file.metadata() or {}).get("classes", "[]")
-    with contextlib.suppress(ValueError):  # of another program
+    with contextlib.suppress(ValueError):  # written by another program
         classes = json.loads(text)
         if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
             return tuple(classes) or None
@@ -208,7 +208,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 def _tensor(file: Any, name: str) -> np.ndarray:
     try:
         return file.get_tensor(name)
-    except (AttributeError, TypeError) as error:  # how safetensors ends where numpy lacks a dtype
+    except (AttributeError, TypeError) as error:  # safetensors' errors if NumPy lacks a dtype
         kind = file.get_slice(name).get_dtype()
         raise ValueError(
             f"{short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
@@ -226,7 +226,7 @@ def _tensors(
 ) -> dict[str, np.ndarray]:
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
-    for _ in _WRAPPERS:  # a dict may hold itself, so not for as long as there is one inside
+    for _ in _WRAPPERS:  # not until nothing is inside: a dict may hold itself
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)]
         content = inner[0] if inner else content
     tensors, size = {}, 0
@@ -241,7 +241,7 @@ def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
     """Reads a file of torch 1.6 or later.
 
     Returns:
-      The content, and (record of a storage) -> its numbers [N].
+      The content, and a function from the record of a storage to its numbers [N].
     """
     archive = Zip(file)
     tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
@@ -263,14 +263,14 @@ def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
 
 
 def _entry(archive: Zip, name: str) -> bytearray:
-    # torch compresses nothing, and so a storage is never larger than the file.
+    # torch compresses nothing, so a storage is never larger than the file.
     if archive.entries[name].compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"the entry {name} is compressed; torch writes none that is")
     return archive.read(name, math.inf)
 
 
 def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """Reads the stream of pickles that torch wrote before 1.6, and still writes inside of pickles.
+    """Reads the stream of pickles that torch wrote before 1.6, and still writes inside pickles.
 
     The stream is a header, the content, the names of the storages, and in their order the length
     and the numbers of each.
@@ -309,10 +309,10 @@ def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
 
 
 def read_storage(content: bytes) -> np.ndarray:
-    """The numbers, [N], of one storage that torch wrote as a stream of pickles.
+    """Returns the numbers [N] of one storage that torch wrote as a stream of pickles.
 
     Raises:
-      ValueError: the stream is damaged, of another format, or holds anything but one storage.
+      ValueError: the stream is damaged, has another format, or holds anything but one storage.
     """
     with safe_pickle.damage_is_a_value_error():
         record, numbers_of = _read_stream(io.BytesIO(content))

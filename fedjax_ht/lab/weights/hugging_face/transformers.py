@@ -323,7 +323,7 @@ GPT2_NAMES = Names(
 
 
 class LlamaLayer(nn.Module):
-    """Causal attention and a gated perceptron, each after an RMSNorm and with a residual connection.
+    """Causal attention and a gated perceptron, each after an RMSNorm and with a residual.
 
     float [B, L, D] -> [B, L, D]. Positions are rotary, and no layer has a bias.
     """
