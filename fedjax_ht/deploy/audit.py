@@ -1,4 +1,4 @@
-"""An audit log: a JSON line for whatever a side of a deployment does with another.
+"""Audit log: a JSON line for everything that one side of a deployment does with another.
 
 docs/audit.md lists the events. The newest `FILES` files of `FILE_BYTES` are kept.
 """
@@ -18,24 +18,24 @@ from fedjax_ht.deploy.messages import printable
 FILE_NAME = "audit.jsonl"
 FILE_BYTES = 4 << 20
 FILES = 4
-"""Files that are kept: audit.jsonl, and before it audit.jsonl.1 and so on."""
+"""Number of files kept: audit.jsonl, and before it audit.jsonl.1 and so on."""
 
 Audit = Callable[..., None]
-"""(event, **fields) -> None; fields are JSON values, and texts of the other side among them."""
+"""(event, **fields) -> None; fields are JSON values, including strings from the other side."""
 
 
 def no_audit(event: str, **fields: Any) -> None:
-    """Keeps no record."""
+    """Records nothing."""
 
 
 def open_audit(folder: Path, tell: Callable[[str], None]) -> Audit:
-    """Returns a function that writes lines to `FILE_NAME` in a folder.
+    """Returns a function that appends lines to `FILE_NAME` in a folder.
 
-    A line that cannot be written is lost, and ends nothing.
+    A line that cannot be written is lost, without an error.
 
     Args:
-      folder: the folder of this side; it is made where it is missing.
-      tell: takes a line where the log cannot be written, once.
+      folder: this side's folder; created if missing.
+      tell: called once with a message if the log cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handler = _Handler(folder / FILE_NAME, maxBytes=FILE_BYTES, backupCount=FILES - 1, delay=True)
@@ -54,7 +54,7 @@ def open_audit(folder: Path, tell: Callable[[str], None]) -> Audit:
 
 @contextlib.contextmanager
 def lifetime(audit: Audit, **fields: Any) -> Iterator[None]:
-    """Notes when a side starts, with these fields, and how it ends."""
+    """Records the start of a side, with these fields, and its end with the reason."""
     audit("started", **fields)
     reason = "done"
     try:
@@ -67,11 +67,11 @@ def lifetime(audit: Audit, **fields: Any) -> Iterator[None]:
 
 
 class _Handler(logging.handlers.RotatingFileHandler):
-    """Writes lines, and tells of the first that it cannot write.
+    """Writes lines, and reports the first that it cannot write.
 
     Attributes:
-      tell: takes a line.
-      has_told: True after the first line that could not be written.
+      tell: called with a message.
+      has_told: True after the first failure.
     """
 
     tell: Callable[[str], None]

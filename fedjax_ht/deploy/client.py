@@ -3,13 +3,13 @@
 Its samples and states never leave it. A server's request has a header with "kind":
 
     hello      asks who the client is: the reply has its id, its numbers of samples and its task
-    train      plays a round from the downlink: the reply is the uplink, with metrics and scores
-    evaluate   scores the client's model: the reply is how many samples were classified correctly
+    train      trains from the downlink: the reply is the uplink, with metrics and scores
+    evaluate   scores the client's model: the reply is the number of correctly classified samples
 
-The reply to a request that cannot be answered is a header with "error", one line.
+If a request cannot be answered, the reply's header has "error", one line.
 
-States are folders, named by the number of rounds after which they hold. A request says after which
-of a client's rounds it goes on: a round whose upload was lost counts on neither side.
+States are folders, named by their number of completed rounds. A request names the client's round
+to continue after: a round whose upload was lost counts on neither side.
 """
 
 import math
@@ -64,7 +64,7 @@ from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.program import evaluation_batch
 
 PLACEHOLDER_COUNTS = {"train": 1, "val": 0, "test": 0}
-"""Numbers of samples that a client reports where the noise of "upload" hides them."""
+"""Numbers of samples that a client reports if the noise of "upload" hides them."""
 
 
 class Programs(NamedTuple):
@@ -74,7 +74,7 @@ class Programs(NamedTuple):
       init: (root key, `weights_of` the bucket, id of the client whose first state it is) -> state.
       train: (state, downlink, data, root key, round, info, secret of `noise.draw`, weights) -> (the
         trained state, the result of `core.round.client_step`, {"test": Scores} of the new model).
-      evaluate: (state, ..., info as of `train`, {split: bool}, weights) -> {split: Scores}.
+      evaluate: (state, ..., info as in `train`, {split: bool}, weights) -> {split: Scores}.
     """
 
     init: Callable
@@ -89,15 +89,15 @@ class Client(NamedTuple):
       plan: the config.
       client_id: number of the client, from 0.
       init_id: id of the client whose first state it has: its own, or its architecture's first.
-      data: the client's samples, and behind them the public ones, on its device.
+      data: the client's samples, followed by the public ones, on its device.
       counts: split -> number of samples.
-      noise: the noise that it adds itself; None where it adds none.
+      noise: noise that it adds itself; None if it adds none.
       downlink_form: shapes and dtypes of the server's messages.
       initial_weights: `weights_of` its model, with its frozen variables.
       programs: the client's compiled functions.
       hello: header of its reply to "hello".
-      folder: the folder of its states, a folder for each run.
-      tell: takes a line for the people at the client's own machine.
+      folder: folder of its states, with a folder for each run.
+      tell: called with a message for the client's operator.
     """
 
     plan: Plan
@@ -127,18 +127,18 @@ def make_client(
     """Makes a client with its samples.
 
     Args:
-      plan: the config, the same as the server's.
+      plan: the config, equal to the server's.
       client_id: number of the client, from 0.
       dataset: the client's samples.
       indices: indices of the samples for training, validation and test.
-      folder: the folder for its states, and beside them the count of its noise.
-      tell: takes a line for the people at the client's own machine.
+      folder: folder for its states, and for the count of its noise.
+      tell: called with a message for the client's operator.
       entropy: draws the secrets of its noise.
-      max_epsilon: a reply that would take epsilon beyond it is an error instead.
+      max_epsilon: a reply that would take epsilon beyond it becomes an error.
 
     Raises:
-      ValueError: config, id and samples do not fit together, or the client adds no noise and has a
-        `max_epsilon`. One line.
+      ValueError: config, id and samples do not fit together, or `max_epsilon` is given but the
+        client adds no noise. One line.
     """
     if not 0 <= client_id < plan.num_clients:
         raise ValueError(
@@ -157,7 +157,7 @@ def make_client(
     federation = make_models(plan, task, dataset.public_set)
     if plan.secure_sums:
         forms = uplink_forms(plan.method, federation, plan.channel)
-        sum_groups(plan.method, federation, forms)  # refuses what the server would refuse
+        sum_groups(plan.method, federation, forms)  # rejects what the server would reject
     bucket = federation.buckets[federation.assignment[client_id]]
     counts = {name: len(getattr(indices, name)) for name in ClientIndices._fields}
     stacked = _stacked_data(dataset, indices)
@@ -190,8 +190,7 @@ def make_client(
 
 
 def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
-    """Returns a client's samples as of a bucket with one client: splits of its own have an axis of
-    size 1."""
+    """Returns a client's samples like a bucket's: its own splits have a first axis of size 1."""
     splits = {"train": stack([indices.train])}
     for name in ("val", "test"):
         splits[name] = stack([mixed(getattr(indices, name))])
@@ -202,13 +201,13 @@ def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
 def _of_one_client(stacked: Data) -> Data:
     splits = {}
     for name, split in stacked.splits.items():
-        # all clients have one public set, which has no axis of clients
+        # all clients share one public set, which has no axis of clients
         splits[name] = split if name == PUBLIC else take(split, 0)
     return stacked._replace(splits=splits)
 
 
 def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data) -> float:
-    """Computes the FLOPs of a client's round; of one sample where their number is hidden."""
+    """Computes the FLOPs of a client's round; of one sample if their number is hidden."""
     if plan.unit == "upload":
         splits = dict(data.splits)
         for name, count in PLACEHOLDER_COUNTS.items():
@@ -239,7 +238,7 @@ def _client_noise(
 
 
 def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:
-    """Returns the functions of a bucket's clients, compiled at their first call."""
+    """Returns the functions of a bucket's clients, compiled on their first call."""
     method, channel, options = plan.method, plan.channel, plan.options
     batch_size = evaluation_batch(federation, options)
     received = jnp.bool_(options.scoring.state == "received")
@@ -250,7 +249,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
 
     def train(state, downlink, data: Data, root, round, info: ClientInfo, secret, weights):
         model = put_weights(bucket, weights)
-        # `method.at` gives the noise its secret as an argument: in no constant of the program
+        # `method.at` passes the noise its secret as an argument, not as a constant of the program
         step = client_step(method.at(secret), model, channel)
         trained, result = step(state, downlink, data, root, round, info)
         is_scored = {"test": jnp.bool_(True)}
@@ -292,8 +291,8 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
 
 
 MAX_STATES = 1000
-"""Most states that a client keeps, of all runs together. In one run a server may go back to about
-`config.checkpoint.every` by `config.checkpoint.keep` of them."""
+"""Most states that a client keeps, over all runs. In one run, a server may go back by about
+`config.checkpoint.every` times `config.checkpoint.keep` of them."""
 
 
 class RoundRequest(NamedTuple):
@@ -303,7 +302,7 @@ class RoundRequest(NamedTuple):
       run: name of the run, letters and digits.
       round: number of the round, from 0.
       last_round: the client's last round that counts, -1 before the first.
-      oldest: the client may delete its states from before this number of rounds.
+      oldest: states from before this number of rounds may be deleted.
     """
 
     run: str
@@ -313,20 +312,20 @@ class RoundRequest(NamedTuple):
 
     @property
     def state_before(self) -> int:
-        """Number of rounds after which the state holds that the request starts from."""
+        """Number of completed rounds in the state that the request starts from."""
         return self.last_round + 1
 
     @property
     def state_after(self) -> int:
-        """Number of rounds after which the state holds that training leaves."""
+        """Number of completed rounds in the state that training leaves."""
         return self.round + 1
 
 
 def read_request(header: dict[str, Any]) -> RoundRequest:
-    """Reads a server's request for a round out of its header.
+    """Reads a server's request for a round from its header.
 
     Raises:
-      ValueError: it is none that an honest server sends. One line.
+      ValueError: no honest server sends it. One line.
     """
     run, number, last_round, oldest = (header.get(name) for name in RoundRequest._fields)
     # the run names a folder on the client's disk
@@ -351,7 +350,7 @@ def read_request(header: dict[str, Any]) -> RoundRequest:
 
 
 def request_bytes(client: Client) -> int:
-    """Computes the most bytes that the arrays of a server's message to a client have."""
+    """Computes the most bytes of the arrays in a server's message to a client."""
     size = max_bytes(client.downlink_form)
     if client.plan.secure_sums:
         size += SHARE_BYTES * client.plan.num_clients
@@ -359,7 +358,7 @@ def request_bytes(client: Client) -> int:
 
 
 def answer(client: Client, request: Envelope) -> Envelope:
-    """Answers a server's request; of one that cannot be answered the reply's header has "error"."""
+    """Answers a server's request; the reply's header has "error" if it cannot be answered."""
     start = time.perf_counter()
     answers = {"hello": _answer_hello, "train": _train, "evaluate": _evaluate}
     hides_all = client.plan.unit == "upload"
@@ -370,7 +369,7 @@ def answer(client: Client, request: Envelope) -> Envelope:
                 f"the server sends a request of the unknown kind {printable(repr(kind))}"
             )
         reply = answers[kind](client, request)
-    except Exception as error:  # whatever it is, the client stays for the next request
+    except Exception as error:  # whatever it is, the client stays ready for the next request
         line = printable(str(error))
         if not isinstance(error, ValueError | OSError):
             line = f"{type(error).__name__}: {line}"
@@ -380,7 +379,7 @@ def answer(client: Client, request: Envelope) -> Envelope:
                 line = f"{type(error).__name__}; the client's own terminal says more"
         reply = Envelope({"error": line}, {})
     header = reply.header | {"client": client.client_id}
-    if not hides_all:  # longer training is more samples
+    if not hides_all:  # longer training reveals more samples
         header["seconds"] = time.perf_counter() - start
     return reply._replace(header=header)
 
@@ -407,7 +406,7 @@ def _train(client: Client, request: Envelope) -> Envelope:
     downlink = unpack(client.downlink_form, request.arrays, "the downlink")
     try:
         check_room(client.folder)
-        # from here on the reply counts, whether or not it arrives
+        # from here on the reply is counted, whether or not it arrives
         secret, epsilon = draw(client.noise)
     except ValueError as error:
         client.tell(f"round {round_request.state_after}: no answer; {error}")
@@ -433,7 +432,7 @@ def _train(client: Client, request: Envelope) -> Envelope:
 
 
 def _check_masked(client: Client, masked: bool) -> None:
-    """Refuses training whose reply would leave otherwise than this client was started for."""
+    """Rejects training whose reply would leave unmasked, or masked, against this client's flag."""
     secure = client.plan.secure_sums
     if secure and not masked:
         raise ValueError(
@@ -461,7 +460,7 @@ def _evaluate(client: Client, request: Envelope) -> Envelope:
 
 
 def _sent_scores(client: Client, when: str, scores: dict[str, Any]) -> dict[str, Any]:
-    """Converts scores to JSON values; {} where noise hides them, and then tells them here."""
+    """Converts scores to JSON values; {} if noise hides them, and then reports them locally."""
     values = {}
     for split, score in scores.items():
         correct = {rule: int(count) for rule, count in score.correct.items()}
@@ -490,7 +489,7 @@ def _round_inputs(
 def _load_or_init(client: Client, round_request: RoundRequest) -> PyTree:
     root = jax.random.key(client.plan.options.seed)
     first = client.programs.init(root, client.initial_weights, jnp.int32(client.init_id))
-    # committed to its device, as a state from disk is: else each would compile a program of its own
+    # committed to its device like a state from disk: otherwise each would compile its own program
     first = jax.device_put(first, jax.devices()[0])
     if round_request.state_before == 0:
         return first
@@ -498,13 +497,13 @@ def _load_or_init(client: Client, round_request: RoundRequest) -> PyTree:
 
 
 def check_room(folder: Path) -> None:
-    """Refuses to keep more states, so that no server fills a client's disk with made-up runs.
+    """Refuses to keep more states, so that no server can fill a client's disk with made-up runs.
 
     Args:
       folder: holds a folder for each of the client's runs.
 
     Raises:
-      ValueError: there are `MAX_STATES` states in them. One line.
+      ValueError: they have `MAX_STATES` states. One line.
     """
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
     count = sum(len(sealed.numbers(run)) for run in runs)
@@ -516,7 +515,7 @@ def check_room(folder: Path) -> None:
 
 
 def save_state(folder: Path, number: int, state: PyTree) -> None:
-    """Writes a state, whole or not at all, in place of one with that number.
+    """Writes a state, whole or not at all, and replaces one with that number.
 
     Raises:
       OSError: it cannot be written. One line.
@@ -534,7 +533,7 @@ def load_state(folder: Path, number: int, template: PyTree) -> PyTree:
     """Reads the state with a number.
 
     Raises:
-      ValueError, OSError: there is none, or it has changed since it was written. One line.
+      ValueError, OSError: it is missing, or has changed since it was written. One line.
     """
     path = folder / str(number)
     if not path.exists():
@@ -545,7 +544,7 @@ def load_state(folder: Path, number: int, template: PyTree) -> PyTree:
 
 
 def delete_states(folder: Path, below: int) -> None:
-    """Deletes the states with smaller numbers."""
+    """Deletes the states with numbers below `below`."""
     for number in sealed.numbers(folder):
         if number < below:
             sealed.remove(folder / str(number))

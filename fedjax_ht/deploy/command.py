@@ -1,6 +1,6 @@
 r"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
 
-    fedjax-ht deploy split  --config=quickstart:runlocal --workdir=sites   a file a client, to try
+    fedjax-ht deploy split  --config=quickstart:runlocal --workdir=sites   one file per client
     fedjax-ht deploy keys   --workdir=keys --client_id=3 --superlink=HOST:8000
     fedjax-ht deploy server --config=quickstart:runlocal --workdir=run --certificates=certs \
         --keys=keys
@@ -8,7 +8,7 @@ r"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[f
         --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
 
 Server and clients each have the config, and it must be the same. docs/deploy.md describes every
-step. What a side writes can be read by its own user alone.
+step. Only its own user can read what a side writes.
 """
 
 import functools
@@ -94,7 +94,7 @@ tell = functools.partial(print, flush=True)
 
 
 def split(config: Config, workdir: Path) -> list[Path]:
-    """Writes a config's samples to files, see `samples.write_split`; returns the paths."""
+    """Writes a config's samples to files (see `samples.write_split`); returns the paths."""
     experiment = plan(config)
     return write_split(workdir, experiment.dataset, experiment.partitions[0])
 
@@ -111,7 +111,7 @@ def keys(workdir: Path) -> None:
 
 
 def client(plan: Plan, workdir: Path) -> None:
-    """Answers the server's requests until a signal comes."""
+    """Answers the server's requests until a signal arrives."""
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
     from fedjax_ht.deploy.keys import bind_to_server, check_private, read_private_key
@@ -162,7 +162,7 @@ def client(plan: Plan, workdir: Path) -> None:
 
 
 def server(plan: Plan, workdir: Path) -> None:
-    """Lets the clients in, and runs the config's rounds with them."""
+    """Admits the clients, and runs the config's rounds with them."""
     from fedjax_ht.deploy import link
     from fedjax_ht.deploy.flower import flower_transport, log_to
     from fedjax_ht.deploy.gate import read_public_keys
@@ -209,7 +209,7 @@ def server(plan: Plan, workdir: Path) -> None:
 
 
 def _values(*needed: flags.FlagHolder) -> list[Any]:
-    """Returns the values of flags that a command cannot do without."""
+    """Returns the values of flags that a command requires."""
     for flag in needed:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
@@ -217,7 +217,7 @@ def _values(*needed: flags.FlagHolder) -> list[Any]:
 
 
 def _certificate(name: str, host: str) -> Path | None:
-    """Returns a file of --certificates; None without TLS, which loopback alone can do without."""
+    """Returns a file of --certificates; None without TLS, which is allowed only on loopback."""
     if not _INSECURE.value:
         if _CERTIFICATES.value is None:
             raise ValueError("give --certificates, or --insecure to try it out on one machine")
@@ -246,7 +246,7 @@ def _existing(path: Path) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command that the words of a command line name."""
+    """Runs the command that a command line names."""
     os.umask(OTHERS_BITS)
     try:
         command = arguments[1] if len(arguments) == 2 else ""
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str]) -> None:
         use_all_cores()  # before the method is made, which may compute
         enable_compilation_cache()
         plan = make_plan(config, _SUMS.value)
-        # before Flower is imported, which reads them
+        # before Flower, which reads them, is imported
         os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")
         # two programs in one folder would mix their states and counts; and the logs, which are
         # opened first, must not be links to other files

@@ -1,4 +1,4 @@
-"""A deployment's transport: requests to the clients behind Flower's nodes, and their replies.
+"""Transport of a deployment: requests to the clients behind Flower's nodes, and their replies.
 
 Needs the extra `flower`. `link` is the server's end of the wire, `node` a client's.
 """
@@ -40,19 +40,19 @@ from fedjax_ht.deploy.server import Transport
 
 _UNMASK_STAGE = with_mask_stream(SecAggPlusWorkflow.unmask_stage)
 LOG_BYTES = 1 << 20
-"""Most bytes of Flower's log, and of the one before it."""
+"""Most bytes of Flower's log, and of the previous one."""
 MEET_SECONDS = 1.0
 HELLO_SECONDS = 30.0
-"""How long a round waits for a node that does not say who it is."""
+"""How long a round waits for a node that does not identify itself."""
 
 
 class SumResult(NamedTuple):
     """The result of a secure sum.
 
     Attributes:
-      total: float64 [n]; or a line that says why there is none.
-      headers: node id -> its client's header, of the clients in the sum.
-      lost: node id -> a line that says why its client is not in the sum.
+      total: float64 [n]; or a message that explains why there is none.
+      headers: node id -> its client's header, for the clients in the sum.
+      lost: node id -> message that explains why its client is not in the sum.
     """
 
     total: np.ndarray | str
@@ -68,16 +68,16 @@ def secure_sum(
     limit: float,
     timeout: float,
 ) -> SumResult:
-    """Sums the vectors that nodes answer to requests, by the stages of Flower's SecAgg+.
+    """Sums the vectors with which nodes answer requests, by the stages of Flower's SecAgg+.
 
-    Flower's workflow gives up if a client is lost before all have each other's shares. Here such a
-    client is left out of the sum. `masking` is a client's half.
+    Flower's workflow gives up if a client is lost before all have each other's shares. Here the sum
+    skips such a client. `masking` is a client's half.
 
     Args:
       link: a `link.Link`.
       requests: node id -> the request that its client gets once all have each other's shares.
-      max_bytes: node id -> bytes that the arrays of each of its replies may have.
-      limit: bound on numbers, positive or negative; larger ones are cut to it.
+      max_bytes: node id -> most bytes of the arrays in each of its replies.
+      limit: bound on the absolute values of numbers; larger ones are clipped.
       timeout: seconds that clients have for each of the four stages.
     """
     lost: dict[int, str] = {}
@@ -130,7 +130,7 @@ def _workflow_context(nodes: list[int], results: list) -> Any:
 
     Args:
       nodes: ids of the nodes to ask.
-      results: takes [(proxy, FitRes)].
+      results: receives [(proxy, FitRes)].
     """
     proxies = [SimpleNamespace(node_id=node) for node in nodes]
     empty = FitIns(Parameters([], "numpy.ndarray"), {})  # the requests take its place
@@ -159,12 +159,12 @@ def _grid(
     lost: dict[int, str],
     headers: dict[int, dict[str, Any]],
 ) -> Any:
-    """Returns the part of Flower's `Grid` that the stages call, with a link behind it.
+    """Returns the part of Flower's `Grid` that the stages call, backed by a link.
 
     Args:
-      link, requests, max_bytes: the arguments of `secure_sum`.
-      lost: gets the nodes that do not answer, with the reason.
-      headers: gets the header of each node whose client has trained.
+      link, requests, max_bytes: arguments of `secure_sum`.
+      lost: receives the nodes that do not answer, with the reason.
+      headers: receives the header of each node whose client has trained.
     """
 
     def send_and_receive(messages: list[Message], timeout: float) -> list[Message]:
@@ -206,7 +206,7 @@ def _read_stage(reply: Envelope | str) -> tuple[dict[str, Any], ConfigRecord]:
 
 
 def _as_result(configs: ConfigRecord) -> RecordDict:
-    """Returns a stage's values as Flower reads them: beside a result, which has no numbers here."""
+    """Returns a stage's values as Flower reads them: beside a result, which is empty here."""
     result = FitRes(Status(Code.OK, ""), Parameters([], "numpy.ndarray"), 1, {})
     content = fitres_to_recorddict(result, keep_input=False)
     content.config_records[RECORD_KEY_CONFIGS] = configs
@@ -214,7 +214,7 @@ def _as_result(configs: ConfigRecord) -> RecordDict:
 
 
 def _drop_early_losses(state: WorkflowState) -> None:
-    """Drops clients that have not dealt their shares: no other client's vector has their masks."""
+    """Drops clients that have not dealt their shares: no other vector contains their masks."""
     remaining = set(state.active_node_ids)
     neighbours = {}
     for node in remaining:
@@ -238,9 +238,9 @@ def flower_transport(
       link: a `link.Link`, or an object with its attributes.
       patience: seconds to wait for clients that are not connected.
       timeout: seconds that clients have to reply.
-      tell: takes a line for whoever watches the server.
+      tell: called with a message for the server's operator.
       limit: bound on the numbers in a sum, see `secure_sum`.
-      audit: the log of the server.
+      audit: the server's log.
     """
     clients = _NodeClients(
         link=link, patience=patience, timeout=timeout, tell=tell, limit=limit, audit=audit
@@ -255,10 +255,10 @@ class _NodeClients:
     """The clients behind Flower's nodes; the public methods are those of `Transport`.
 
     Attributes:
-      link, patience, timeout, tell, limit, audit: the arguments of `flower_transport`.
-      hellos: node id -> header of its client's reply to "hello", of nodes that are online.
-      refused: ids of online nodes that are left out.
-      silent: node id -> time before which it is not asked again, of nodes that have not answered.
+      link, patience, timeout, tell, limit, audit: arguments of `flower_transport`.
+      hellos: node id -> header of its client's reply to "hello", for online nodes.
+      refused: ids of online nodes that are excluded.
+      silent: node id -> time before which it is not asked again, for nodes that did not answer.
     """
 
     link: Any
@@ -286,7 +286,7 @@ class _NodeClients:
             time.sleep(MEET_SECONDS)
 
     def _greet_all(self, nodes: set[int], hello: Envelope) -> None:
-        """Asks nodes for the headers of their clients."""
+        """Asks nodes for their clients' headers."""
         requests, now = {}, time.monotonic()
         for node in nodes:
             if self.silent.get(node, now) <= now:
@@ -304,12 +304,12 @@ class _NodeClients:
                 self.silent[node] = time.monotonic() + self.timeout
 
     def _name(self, node: int) -> str:
-        """Returns the name of a node in a line: that of the client whose key it has."""
+        """Returns a node's name in messages: that of the client whose key it has."""
         owners = self.link.owners
         return f"client {owners[node]}" if node in owners else f"node {node}"
 
     def _greet(self, node: int, reply: Envelope | str) -> None:
-        if isinstance(reply, str):  # not refused: it is asked again the next time
+        if isinstance(reply, str):  # not refused: it is asked again next time
             self._note_silence(node, reply)
             return
         client = reply.header.get("client")
@@ -328,7 +328,7 @@ class _NodeClients:
         self.audit("silent", node=node, client=self.link.owners.get(node), reason=reason)
 
     def _identity_problem(self, node: int, client: Any) -> str:
-        """Says why a node cannot be the client that it says it is; "" where it can."""
+        """Returns why a node cannot be the client that it claims to be; "" if it can."""
         if not is_count(client):
             return "it does not say which client it is"
         if self.link.owners.get(node, client) != client:
@@ -379,9 +379,9 @@ class _NodeClients:
 
 
 def log_to(path: Path) -> None:
-    """Writes Flower's log to a file instead of the terminal, and no more than two of `LOG_BYTES`.
+    """Writes Flower's log to a file instead of the terminal, at most two of `LOG_BYTES`.
 
-    Strangers can have lines written.
+    The size is limited, since strangers can cause log lines.
     """
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

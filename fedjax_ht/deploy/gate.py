@@ -1,10 +1,10 @@
-"""The gate of a server: which requests reach Flower, and by whose keys.
+"""The gate of a server: which requests reach Flower, and with which keys.
 
-Flower serves three APIs on one port, and node authentication guards one of them: whoever reaches
-the Control API starts runs and removes clients. The gate, ASGI middleware, stands before all of
-them. It passes the eight calls of the Fleet API that clients need, for known keys, and refuses a
-stranger's request before its body is read. What a known key may take and leave is the mailbox's
-decision. Needs the extra `flower`.
+Flower serves three APIs on one port, and node authentication protects only one of them: anyone who
+reaches the Control API can start runs and remove clients. The gate, ASGI middleware, is in front of
+all of them. It passes the eight Fleet API calls that clients need, for known keys, and refuses a
+stranger's request before its body is read. The mailbox decides what a known key may fetch and
+deliver. Needs the extra `flower`.
 """
 
 import asyncio
@@ -38,27 +38,27 @@ TOO_LONG = 413
 SILENT_SECONDS = 60.0
 """How long a client may be silent within a request."""
 CLOCK_SECONDS = 60.0
-"""How far a request's signed time may be from this machine's."""
+"""How far a request's signed time may differ from this machine's."""
 
 App = Callable[[dict[str, Any], Callable[[], Awaitable], Callable[[Any], Awaitable]], Awaitable]
 Identify = Callable[[Mapping[bytes, bytes]], int | None]
-"""A request's headers -> id of the node whose key has signed them; None for a stranger."""
+"""A request's headers -> id of the node whose key signed them; None for a stranger."""
 
 
 class Allowance:
-    """Counts the bytes that each node may still upload: its last reply's and the one's before."""
+    """Counts the bytes that each node may still upload, for its last reply and the one before."""
 
     def __init__(self, remaining: Mapping[int, int] | None = None):
         self.remaining = dict(remaining or {})
         self.last: dict[int, int] = {}
 
     def grant(self, node: int, size: int) -> None:
-        """Allows a reply of `size` bytes, besides what remains of one that may be late."""
+        """Allows a reply of `size` bytes, plus the rest of a previous one that may be late."""
         self.remaining[node] = size + min(self.remaining.get(node, 0), self.last.get(node, 0))
         self.last[node] = size
 
     def take(self, node: int, size: int) -> bool:
-        """Takes bytes off as they arrive; returns whether so many remained."""
+        """Deducts bytes as they arrive; returns whether that many remained."""
         remaining = self.remaining.get(node, 0) - size
         if remaining < 0:
             return False
@@ -70,8 +70,8 @@ class Watch(NamedTuple):
     """Functions that a gate calls for signed and for refused requests.
 
     Attributes:
-      on_known: takes the address that a signed request is from, and its node.
-      on_refused: takes the node of a refused request, None of a stranger's, and HTTP's code.
+      on_known: called with the address of a signed request, and its node.
+      on_refused: called with a refused request's node, None for a stranger's, and HTTP code.
     """
 
     on_known: Callable[[tuple[str, int], int], Any]
@@ -86,18 +86,18 @@ def gate(
     allowance: Allowance,
     watch: Watch,
 ) -> App:
-    """Returns an ASGI app that passes some requests on to `app` and refuses all others itself.
+    """Returns an ASGI app that passes some requests to `app` and refuses all others itself.
 
     Args:
-      app: takes the requests that pass.
-      identify: names the node that has signed a request.
+      app: handles the requests that pass.
+      identify: returns the node that signed a request.
       status_of: (call, node, body) -> `mailbox.PASSES`, or the code of a refusal.
-      allowance: the bytes of replies that nodes may upload.
-      watch: the functions to tell of requests.
+      allowance: bytes of replies that nodes may upload.
+      watch: functions to call for requests.
     """
 
     async def decide(scope, receive) -> tuple[int | None, int, bytes]:
-        """Returns the node that has signed a request, HTTP's code for it, and its body."""
+        """Returns the node that signed a request, the HTTP code for it, and its body."""
         call = scope["path"].removeprefix(PREFIX)
         is_call = scope["path"].startswith(PREFIX) and call in CALLS
         if scope["method"] != "POST" or not is_call:
@@ -107,7 +107,7 @@ def gate(
         if node is None:
             return None, 401, b""
         watch.on_known(tuple(scope["client"]), node)
-        if b"content-encoding" in headers:  # what unpacks to more than it says it is
+        if b"content-encoding" in headers:  # it may unpack to more than it declares
             return node, 415, b""
         budget = allowance if call == UPLOAD else Allowance({node: REQUEST_BYTES})
         try:
@@ -135,13 +135,13 @@ def gate(
 async def _read_body(
     receive: Callable[[], Awaitable], headers: Mapping[bytes, bytes], budget: Allowance, node: int
 ) -> bytes | None:
-    """Reads a request's body; None where it is longer than the node's budget.
+    """Reads a request's body; None if it is longer than the node's budget.
 
     Raises:
-      TimeoutError: the rest of it does not come.
+      TimeoutError: the rest of it does not arrive.
     """
     length = headers.get(b"content-length", b"0")
-    # the budget bounds it by the header first, so that nothing of a long body is read
+    # the header is checked first, so that nothing of a long body is read
     if not length.isdigit() or len(length) > 18 or int(length) > budget.remaining.get(node, 0):
         return None
     parts, has_more = [], True
@@ -166,7 +166,7 @@ def _replay(body: bytes, receive: Callable[[], Awaitable]) -> Callable[[], Await
 
 
 async def _refuse(send: Callable[[Any], Awaitable], status: int) -> None:
-    # a refused request is not read to its end, so that its connection cannot be used again
+    # a refused request is not read to its end, so its connection cannot be reused
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
@@ -176,10 +176,10 @@ def read_public_keys(folder: Path) -> dict[int, bytes]:
     """Reads the clients' public keys from `folder`/*.pub.
 
     Returns:
-      {client id: key}. The id is the number at the end of a file's name: client3.pub is client 3's.
+      {client id: key}. The id is the number at the end of a file name: client3.pub is client 3's.
 
     Raises:
-      ValueError, OSError: a file is no such key, or has no number or another's. One line.
+      ValueError, OSError: a file is no such key or has no number, or a client or key occurs twice.
     """
     keys: dict[int, bytes] = {}
     for path in sorted(folder.glob("*.pub")):
@@ -213,12 +213,12 @@ def register_node(state: LinkState, key: bytes) -> int:
 
 
 def signing_node(state: LinkState, is_keyed: bool, headers: Mapping[bytes, bytes]) -> int | None:
-    """Returns the node whose key has signed a request's time, None for a stranger.
+    """Returns the node whose key signed a request's time; None for a stranger.
 
     Args:
-      state: the state of the SuperLink.
-      is_keyed: True passes registered keys alone; False registers an unknown one here.
-      headers: the headers of the request.
+      state: state of the SuperLink.
+      is_keyed: True admits only registered keys; False registers an unknown one.
+      headers: headers of the request.
     """
     try:
         public, signature = (

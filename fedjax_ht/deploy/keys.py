@@ -1,8 +1,8 @@
-"""A client's keys: files that only their owner may read, each for one server.
+"""A client's keys: files that only their owner can read, each for one server.
 
-A request is signed with its time alone, as Flower does. A server that has the same public key as
-another could therefore replay a client's request to it, for a minute. So a key is for one server,
-which a note beside it names, and is refused elsewhere. Needs the extra `flower`.
+As in Flower, a request's signature covers only its time. A server could thus replay a client's
+request, for a minute, to another one that knows the same public key. So a key is for one server,
+which a note beside it names, and is rejected elsewhere. Needs the extra `flower`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Reads a client's private key.
 
     Raises:
-      ValueError, OSError: the file is none, or others may read it. One line.
+      ValueError, OSError: the file is not a private key, or others can read it. One line.
     """
     check_private(path, "client")
     try:
@@ -37,7 +37,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def check_private(path: Path, side: str) -> None:
-    """Refuses a private key that other users of the machine can read.
+    """Rejects a private key that other users of the machine can read.
 
     Raises:
       ValueError: they can. One line.
@@ -49,18 +49,18 @@ def check_private(path: Path, side: str) -> None:
 
 
 def make_key(folder: Path, client_id: int, server: str) -> tuple[Path, Path]:
-    """Makes a key of a client for a server, and the note that names the server.
+    """Makes a client's key for a server, and the note that names the server.
 
     Args:
-      folder: gets client3, client3.pub and client3.server, of client 3.
+      folder: receives client3, client3.pub and client3.server for client 3.
       client_id: number of the client, from 0.
       server: the server's address, HOST:PORT.
 
     Returns:
-      The paths of the private and of the public key.
+      The paths of the private and the public key.
 
     Raises:
-      ValueError, OSError: there is a key, or it cannot be written. One line.
+      ValueError, OSError: a key exists already, or it cannot be written. One line.
     """
     private_path = folder / f"client{client_id}"
     public_path = private_path.with_suffix(".pub")
@@ -80,15 +80,15 @@ def make_key(folder: Path, client_id: int, server: str) -> tuple[Path, Path]:
 
 
 def bind_to_server(key: Path, server: str, authority: Path | None) -> None:
-    """Refuses a key that is another server's; the first server that it is used with is its own.
+    """Rejects a key for another server; a new key is bound to the first server it is used with.
 
     Args:
       key: file of the private key.
       server: HOST:PORT of the server.
-      authority: file of the certificate of the server's authority, None without TLS.
+      authority: certificate file of the server's authority; None without TLS.
 
     Raises:
-      ValueError, OSError: it is another's, or the note cannot be read or written. One line.
+      ValueError, OSError: it is another server's, or the note cannot be read or written. One line.
     """
     fingerprint = None
     if authority is not None:

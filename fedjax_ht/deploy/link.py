@@ -1,8 +1,8 @@
 """The server's end of the wire: Flower's SuperLink in this process, behind a gate.
 
-What Flower's own commands do by its Control and Runtime APIs, starting runs and exchanging
-messages, is done here by calling its functions. No socket answers these APIs, so that nothing on
-this machine or elsewhere can ask them. Needs the extra `flower`.
+Flower's own commands start runs and exchange messages by its Control and Runtime APIs. Here its
+functions are called directly. No socket answers these APIs, so nothing on this machine or elsewhere
+can use them. Needs the extra `flower`.
 """
 
 import contextlib
@@ -32,34 +32,34 @@ from fedjax_ht.deploy.mailbox import Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, printable
 
 PER_NODE = 8
-"""Most connections of a node."""
+"""Most connections per node."""
 STRANGERS = 64
-"""Connections that all strangers may have together."""
+"""Most connections of all strangers together."""
 BURST = 16
-"""Connections that are taken in one go."""
+"""Most connections accepted in one go."""
 SPARE = 4 * BURST
-"""Connections that may be there beyond the limit for a moment, until those that end are closed."""
+"""Connections allowed beyond the limit until those that end are closed."""
 RESERVE = 256
-"""Descriptors that are left for files."""
+"""File descriptors reserved for files."""
 QUEUE = 1024
-"""Connections that wait in the system to be taken."""
+"""Connections that may wait in the system to be accepted."""
 SILENT_SECONDS = 30.0
-"""How long a stranger's connection may be open."""
+"""How long a stranger's connection may stay open."""
 Address = tuple[str, int]
 FLUSH_SECONDS = 60.0
-"""Refusals of so long are one line of the audit log: strangers do not fill it."""
+"""Refusals within this time share a line of the audit log, so that strangers cannot fill it."""
 MOST_ADDRESSES = 1000
-"""Addresses that are remembered; of more, some are told again."""
+"""Most addresses that are remembered; beyond, some are logged again."""
 FRAMING_BYTES = 1 << 10
 """Most bytes of the request that carries a reply, besides the reply."""
 HEAD_BYTES = 1 << 14
 """Most bytes of a request's URL and headers."""
 SWEEP_SECONDS = 5
-"""Between two looks for silent connections."""
+"""Between two checks for silent connections."""
 UNKNOWN_CLIENTS = 32
-"""Clients for whose connections there is room where there is no list of keys."""
+"""Number of clients for whose connections there is room without a list of keys."""
 MESSAGE_TYPE = "train"
-"""For Flower; what a request asks for is in its header."""
+"""For Flower; the kind of a request is in its header."""
 HEARTBEAT_SECONDS = 10.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
@@ -68,14 +68,14 @@ POLL_SECONDS = 0.2
 class Connections:
     """The open connections of a server, oldest first.
 
-    A connection is a stranger's until a known key signs a request on it. When there are too many,
-    the oldest stranger's is closed, so silent connections keep no client out. Only the thread of
-    the event loop calls the methods.
+    A connection is a stranger's until a known key signs a request on it. If there are too many, the
+    oldest stranger's is closed, so silent connections keep no client out. Only the event loop's
+    thread calls the methods.
 
     Attributes:
       most: most connections at a time.
-      since: address of the other side -> when its connection was taken.
-      nodes: address -> id of the node whose key has signed a request on the connection.
+      since: address of the other side -> time when its connection was accepted.
+      nodes: address -> id of the node whose key signed a request on the connection.
     """
 
     def __init__(self, most: int):
@@ -86,7 +86,7 @@ class Connections:
         self._closing: set[Address] = set()
 
     def admit(self, connection: "_Connection") -> bool:
-        """Takes a new connection, in place of the oldest stranger's where there are too many."""
+        """Accepts a new connection, and ends the oldest stranger's if there are too many."""
         if len(self._open) >= self.most:
             oldest = next(self._strangers(), None)
             if oldest is None or len(self._open) >= self.most + SPARE:
@@ -97,7 +97,7 @@ class Connections:
         return True
 
     def know(self, address: Address, node: int) -> None:
-        """Notes whose key has signed a request on a connection; ends the oldest of too many."""
+        """Records whose key signed a request on a connection; ends the oldest of too many."""
         if address in self._open and address not in self.nodes:
             self.nodes[address] = node
             same = [a for a, owner in self.nodes.items() if owner == node]
@@ -105,14 +105,14 @@ class Connections:
                 self._end(oldest)
 
     async def end_silent(self) -> None:
-        """Ends strangers' connections that have been open for too long."""
+        """Ends strangers' connections that have been open too long."""
         now = time.monotonic()
         for address in list(self._strangers()):
             if now - self.since[address] > SILENT_SECONDS:
                 self._end(address)
 
     def forget(self, address: Address) -> None:
-        """Notes that a connection is closed."""
+        """Records that a connection is closed."""
         self._open.pop(address, None)
         self.since.pop(address, None)
         self.nodes.pop(address, None)
@@ -124,24 +124,24 @@ class Connections:
                 yield address
 
     def _end(self, address: Address) -> None:
-        """Ends a connection: the event loop, which still watches it, sees its end and closes it."""
+        """Ends a connection: the event loop, which still watches it, then closes it."""
         self._closing.add(address)
         self._open[address].end()
 
 
 class _Connection(socket.socket):
-    """A connection that says when it is closed.
+    """A connection that reports when it is closed.
 
     Attributes:
-      address: the address of the other side.
-      on_closed: takes the address.
+      address: address of the other side.
+      on_closed: called with the address.
     """
 
     address: Address
     on_closed: Callable[[Address], None]
 
     def end(self) -> None:
-        """Shuts both ways down, without closing it."""
+        """Shuts both directions down, without closing the connection."""
         with contextlib.suppress(OSError):  # the other side was faster
             self.shutdown(socket.SHUT_RDWR)
 
@@ -151,7 +151,7 @@ class _Connection(socket.socket):
 
 
 class Listener(socket.socket):
-    """A listening socket that takes no more connections than there may be.
+    """A listening socket that accepts no more connections than allowed.
 
     Attributes:
       connections: the open connections.
@@ -160,7 +160,7 @@ class Listener(socket.socket):
     connections: Connections
 
     def accept(self) -> tuple[socket.socket, Address]:
-        """Takes the next connection that may be; those that may not are closed at once."""
+        """Accepts the next connection that is allowed, and closes all others at once."""
         while True:
             taken, address = super().accept()
             connection = _Connection(self.family, self.type, self.proto, fileno=taken.detach())
@@ -170,15 +170,15 @@ class Listener(socket.socket):
             connection.close()
 
     def listen(self, backlog: int = QUEUE) -> None:
-        """Listens; the event loop's own number is how many it takes in one go."""
+        """Listens; the event loop's own number is how many it accepts in one go."""
         super().listen(QUEUE)
 
 
 def listeners(host: str, port: int, connections: Connections) -> list[socket.socket]:
-    """Returns sockets that are bound to an address.
+    """Returns sockets bound to an address.
 
     Raises:
-      OSError: the address is not to be had.
+      OSError: the address is not available.
     """
     bound: list[socket.socket] = []
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -195,12 +195,12 @@ def listeners(host: str, port: int, connections: Connections) -> list[socket.soc
 
 
 def most_connections(num_clients: int) -> int:
-    """Returns how many connections a server of so many clients may have, within its descriptors.
+    """Returns the most connections for so many clients, within the process's file descriptors.
 
-    The process's own limit is raised where the system lets it.
+    The process's own limit is raised if the system allows it.
 
     Raises:
-      OSError: there are too few for the clients. One line.
+      OSError: there are too few descriptors for the clients. One line.
     """
     usual = STRANGERS + PER_NODE * num_clients
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -211,7 +211,7 @@ def most_connections(num_clients: int) -> int:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     left = soft - SPARE - RESERVE
-    least = 2 * num_clients + BURST  # a client's loop over messages and its heartbeat
+    least = 2 * num_clients + BURST  # a client's message loop and its heartbeat
     if left < least:
         raise OSError(
             f"this process may open {soft} files, and a server of {num_clients} clients needs "
@@ -221,9 +221,9 @@ def most_connections(num_clients: int) -> int:
 
 
 class Visits:
-    """Counts refused requests between two lines, and remembers where clients have come from.
+    """Counts refused requests between two log lines, and remembers the addresses of clients.
 
-    The gate's thread adds to it, the server's reads it.
+    The gate's thread writes to it, the server's reads it.
     """
 
     def __init__(self, owners: Mapping[int, int], tell: Callable[[str], None], audit: Audit):
@@ -235,12 +235,12 @@ class Visits:
         self._flushed = time.monotonic()
 
     def sender(self, node: int) -> dict[str, int]:
-        """Returns the field of a line that names a node: its client, where its key is known."""
+        """Returns the field of a log line that names a node: its client, if its key is known."""
         owner = self._owners.get(node)
         return {"node": node} if owner is None else {"client": owner}
 
     def add_address(self, node: int, host: str) -> None:
-        """Notes from where a node has sent a signed request."""
+        """Records the address from which a node sent a signed request."""
         with self._lock:
             if (node, host) in self._addresses:
                 return
@@ -250,14 +250,14 @@ class Visits:
         self._audit("address", **self.sender(node), host=host)
 
     def add_refusal(self, node: int | None, status: int) -> None:
-        """Notes that a request was refused, with HTTP's code; None is a stranger."""
+        """Records a refused request, with its HTTP code; None is a stranger."""
         with self._lock:
             self._refused[node, status] += 1
             if node is not None and status == TOO_LONG:
                 self._too_long.add(node)
 
     def flush(self, is_last: bool = False) -> None:
-        """Tells of clients that have sent too much, and once in a while of all refusals."""
+        """Reports clients that have sent too much, and periodically all refusals."""
         with self._lock:
             too_long, self._too_long = self._too_long, set()
             is_due = is_last or time.monotonic() - self._flushed > FLUSH_SECONDS
@@ -291,20 +291,20 @@ def open_link(
 
     Args:
       host, port: the address.
-      certificate: files of the server's certificate and its private key, None without TLS.
-      keys: client id -> its public key; None lets every key in.
-      tell: takes a line for whoever watches the server.
-      client_ca: file of the authority that signs clients' certificates: whoever has none gets no
-        further than TLS. None asks for none.
-      audit: the log of the server.
+      certificate: files of the server's certificate and its private key; None without TLS.
+      keys: client id -> its public key; None admits every key.
+      tell: called with a message for the server's operator.
+      client_ca: file of the authority that signs clients' certificates, without which TLS refuses a
+        client. None requires no certificate.
+      audit: the server's log.
 
     Raises:
       OSError: the server cannot listen there. One line.
     """
     app, mailbox, allowance = create_app(), Mailbox(), Allowance()
-    app.state.enable_supernode_auth = True  # no node registers or removes itself by a call
+    app.state.enable_supernode_auth = True  # no node can register or remove itself by a call
     factory = app.state.linkstate_factory
-    # Flower's own has a heap of objects, which every node writes into
+    # Flower's own has a heap of objects, to which every node writes
     state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)
     owners = {register_node(state, key): client for client, key in (keys or {}).items()}
     identify = functools.partial(signing_node, state, keys is not None)
@@ -320,7 +320,7 @@ def open_link(
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
         guarded,
-        loop="asyncio",  # which takes connections by `Listener.accept`
+        loop="asyncio",  # it accepts connections by `Listener.accept`
         http="h11",
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
@@ -379,13 +379,13 @@ def _listening(
 
 @contextlib.contextmanager
 def _running(state: LinkState) -> Iterator[int]:
-    """Starts Flower's run of this process and keeps it alive within the block; yields its id."""
+    """Starts Flower's run for this process, and keeps it alive within the block; yields its id."""
     run_id = state.create_run(
         None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
     )
     (run,) = state.get_run_info(run_ids=[run_id])
     task_id = run.primary_task_id
-    assert task_id is not None  # as of every run that was created
+    assert task_id is not None  # true for every created run
     state.claim_task(task_id)
     state.activate_task(task_id)
     # Flower's `Message` takes its sender and run from these
@@ -409,13 +409,13 @@ class Link:
     """A running SuperLink with one run, and the nodes behind its gate.
 
     Attributes:
-      state: the state of Flower's SuperLink.
-      mailbox: the store of its objects.
-      allowance: the bytes that nodes may upload.
+      state: state of Flower's SuperLink.
+      mailbox: its object store.
+      allowance: bytes that nodes may upload.
       run_id: id of the SuperLink's run.
       owners: node id -> id of the client whose key it has; {} without a list of keys.
       visits: the requests that the gate has refused, and the addresses of clients.
-      audit: the log of the server.
+      audit: the server's log.
     """
 
     state: LinkState
@@ -435,12 +435,11 @@ class Link:
     def exchange(
         self, requests: Mapping[int, Envelope], max_bytes: Mapping[int, int], timeout: float
     ) -> dict[int, Envelope | str]:
-        """Sends requests to nodes; returns the replies of those that have replied in time, a line
-        in place of an unreadable one.
+        """Sends requests to nodes; returns the replies that arrive in time.
 
-        Each reply is taken as soon as it is there, whatever the other nodes do. A node that goes
-        offline is not waited for. `max_bytes` are those that the arrays of a node's reply may have,
-        0 where none are given.
+        An unreadable reply becomes an error message. Each reply is taken as soon as it arrives,
+        whatever the other nodes do; offline nodes are not awaited. `max_bytes` limits the arrays of
+        each node's reply, to 0 where none are given.
         """
         names: dict[int, str] = {}
         replies: dict[int, Envelope | str] = {}
@@ -481,9 +480,9 @@ class Link:
 
 
 def _announce(state: LinkState, node: int, name: str, timeout: float) -> None:
-    """Lets a node's next call for messages find the request of that name."""
+    """Lets a node's next call for messages find the request with that name."""
     message = Message(RecordDict(), dst_node_id=node, message_type=MESSAGE_TYPE, ttl=timeout)
-    # Flower names a message by a hash of its content, which is not in it
+    # Flower names a message by a hash of its content, which is stored elsewhere
     message.metadata.__dict__["_message_id"] = name
     state.store_message_ins(message)
 

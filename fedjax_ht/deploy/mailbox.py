@@ -1,10 +1,10 @@
-"""The server's mailbox: one request to a node, one reply from it, each one opaque object.
+"""The server's mailbox: one request to a node and one reply from it, each an opaque object.
 
 Flower stores a message as a tree of objects named by the hashes of their contents, in one heap that
-all nodes write into. Here a message is one object without children, and the server makes both
-names: a request's at random, a reply's from its request's. A node takes its own request and leaves
-its own reply, once, and no more bytes than the reply may have; nothing else is taken or left.
-Needs the extra `flower`.
+all nodes write to. Here a message is one object without children, and the server makes both names:
+a request's at random, a reply's from its request's. A node fetches its own request and delivers its
+own reply, once, within the reply's size limit. Nothing else can be fetched or delivered. Needs the
+extra `flower`.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ CALLS: dict[str, Any] = {
     "push-messages": PushMessagesRequest,
     UPLOAD: PushObjectRequest,
 }
-"""Calls of Flower's Fleet API that a client makes, and the form of each request."""
+"""Calls of Flower's Fleet API that a client makes -> form of the request."""
 PASSES, MALFORMED, FORBIDDEN, ENDED = 200, 400, 403, 410
-"""HTTP's codes of a request that Flower gets, of one that is none, of one that is not the node's
-own, and of one that belongs to no open exchange."""
+"""HTTP codes of a request that Flower gets, of a malformed one, of one that is not the node's own,
+and of one that belongs to no open exchange."""
 
 
 class Exchange(NamedTuple):
@@ -53,7 +53,7 @@ class Exchange(NamedTuple):
 
     Attributes:
       request_id, reply_id: names of the two objects, 64 hexadecimal digits.
-      request: the message that the node takes.
+      request: message for the node.
       max_bytes: most bytes of the reply.
     """
 
@@ -71,19 +71,19 @@ def reply_id_of(request_id: str) -> str:
 class Mailbox(ObjectStore):
     """The open exchanges of all nodes, at most one each, as Flower's store of objects.
 
-    Flower's threads and the server's read and write it at the same time.
+    Flower's threads and the server's access it at the same time.
     """
 
     def __init__(self):
         self._lock = threading.RLock()
         self._exchanges: dict[int, Exchange] = {}
-        self._nodes: dict[str, int] = {}  # of both names
+        self._nodes: dict[str, int] = {}  # by either name
         self._announced: set[str] = set()
         self._replies: dict[str, bytes] = {}
 
     def open(self, node: int, request: Envelope, max_bytes: int) -> Exchange:
-        """Opens an exchange with a node, in place of an open one."""
-        request_id = secrets.token_hex(32)  # nobody can name it before it is there
+        """Opens an exchange with a node, which replaces an open one."""
+        request_id = secrets.token_hex(32)  # nobody can guess it
         exchange = Exchange(request_id, reply_id_of(request_id), request, max_bytes)
         with self._lock:
             self.close(node)
@@ -92,7 +92,7 @@ class Mailbox(ObjectStore):
         return exchange
 
     def close(self, node: int) -> None:
-        """Ends the node's exchange, if it has one: nothing more of it is taken or left."""
+        """Ends the node's exchange, if any: nothing more of it is fetched or delivered."""
         with self._lock:
             exchange = self._exchanges.pop(node, None)
             if exchange is not None:
@@ -101,17 +101,17 @@ class Mailbox(ObjectStore):
                 self._replies.pop(exchange.reply_id, None)
 
     def reply(self, node: int) -> bytes | None:
-        """Returns a node's reply, None while it is not there."""
+        """Returns a node's reply; None until it has arrived."""
         with self._lock:
             return self._replies.get(self._exchanges[node].reply_id)
 
     def status(self, call: str, node: int, body: bytes) -> int:
-        """Decides about a request of a node: `PASSES`, or the code of its refusal.
+        """Decides on a node's request: `PASSES`, or the code of its refusal.
 
         Args:
           call: a name in `CALLS`.
-          node: id of the node that has signed the request.
-          body: the body of the request.
+          node: id of the node that signed the request.
+          body: body of the request.
         """
         try:
             request = CALLS[call].FromString(body)
@@ -129,7 +129,7 @@ class Mailbox(ObjectStore):
         return PASSES
 
     def _announce(self, request: PushMessagesRequest, node: int, exchange: Exchange | None) -> int:
-        """Decides about the announcement of a reply, which passes once."""
+        """Decides on the announcement of a reply, which passes once."""
         if not _announces_a_reply(request, node):
             return FORBIDDEN
         name = request.messages_list[0].metadata.message_id
@@ -148,10 +148,10 @@ class Mailbox(ObjectStore):
             return PASSES if name == exchange.reply_id and is_due else ENDED
         return PASSES if name == exchange.request_id else ENDED
 
-    # What Flower calls, once a request has passed
+    # Called by Flower, once a request has passed
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Returns the names that are still to be put: of a reply its own, of a request none."""
+        """Returns the names that are still to be put: a reply's own, none for a request."""
         name = object_tree.object_id
         with self._lock:
             if object_tree.children or name not in self:
@@ -166,7 +166,7 @@ class Mailbox(ObjectStore):
         return ObjectTree(object_id=object_id)
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        """Stores a reply, of at most `Exchange.max_bytes`."""
+        """Stores a reply of at most `Exchange.max_bytes`."""
         with self._lock:
             exchange = self._exchanges.get(self._nodes.get(object_id, 0))
             if exchange is None or object_id != exchange.reply_id:
@@ -176,21 +176,21 @@ class Mailbox(ObjectStore):
             self._replies.setdefault(object_id, object_content)
 
     def get(self, object_id: str) -> bytes | None:
-        """Returns a request's bytes, or those of a reply; b"" of one that is still to be put."""
+        """Returns the bytes of a request or a reply; b"" for a reply still to be put."""
         with self._lock:
             exchange = self._exchanges.get(self._nodes.get(object_id, 0))
             if exchange is None:
                 return None
             if object_id == exchange.reply_id:
                 return self._replies.get(object_id, b"")
-        # Written only now: the requests of a round share the arrays of one model
+        # Serialised only now: the requests of a round share the arrays of one model
         return to_bytes(exchange.request)
 
     def delete(self, object_id: str) -> None:
         """Does nothing: an exchange ends by `close`."""
 
     def delete_objects_in_run(self, run_id: int) -> None:
-        """Does nothing, as `delete`."""
+        """Does nothing, like `delete`."""
 
     def clear(self) -> None:
         """Ends all exchanges."""
@@ -214,7 +214,7 @@ _OBJECT_NAMES = {
 
 
 def _sender(call: str, request: Any, node: int) -> int:
-    """Returns the id of the node that a request says it is from."""
+    """Returns the id of the node that a request claims to be from."""
     if call == "activate-node":  # it has no id yet; Flower compares the key
         return node
     return request.node_id if call == "deactivate-node" else request.node.node_id
@@ -226,7 +226,7 @@ def _announces_a_reply(request: PushMessagesRequest, node: int) -> bool:
     if len(messages) != 1 or len(trees) != 1:
         return False
     metadata = messages[0].metadata
-    # Flower would take a message that says it is the server's, and hand it to another client
+    # Flower would accept a message that claims to be the server's, and pass it to another client
     is_own_reply = metadata.src_node_id == node and metadata.reply_to_message_id != ""
     has_content = messages[0].content.ByteSize() > 0 or messages[0].HasField("error")
     name = reply_id_of(metadata.reply_to_message_id)

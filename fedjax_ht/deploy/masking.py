@@ -1,8 +1,8 @@
 """A client's half of a secure sum, and the stages of both halves as messages.
 
-Flower's half masks what this process answers. Its keys and shares are in Flower's `Context`, which
+Flower's half masks the answer of this process. Its keys and shares are in Flower's `Context`, which
 stays on the client's machine between the four messages of a sum. Flower's half obeys any server,
-even one that leaves nothing masked, so each stage is checked first. Needs the extra `flower`.
+even one that leaves everything unmasked, so each stage is checked first. Needs the extra `flower`.
 """
 
 import importlib
@@ -35,10 +35,10 @@ from fedjax_ht.deploy.secure_sums import (
 )
 
 STAGE = "stage"
-"""Entry of a header that holds the values of a stage of SecAgg+, see `with_stage`."""
+"""Header entry that holds the values of a stage of SecAgg+, see `with_stage`."""
 STAGE_SECONDS = 3600.0
-"""For Flower's half, which replies to no message without an end."""
-# import_module, since its package hides this module by a function of the same name
+"""Lifetime of a message, without which Flower's half does not reply."""
+# import_module, since the package hides this module by a function of the same name
 _CLIENT_MODULE = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 _CLIENT_HALF = with_mask_stream(
     _CLIENT_MODULE.secaggplus_mod,
@@ -51,8 +51,8 @@ def with_stage(envelope: Envelope, configs: Mapping[str, Any]) -> Envelope:
 
     Args:
       envelope: any message without a stage.
-      configs: the values of Flower's half: numbers, texts, byte strings, and lists of one kind of
-        these.
+      configs: values of Flower's half: numbers, strings, byte strings, and lists of one of these
+        kinds.
     """
     values, strings, arrays = {}, {}, dict(envelope.arrays)
     for name, value in configs.items():
@@ -62,7 +62,7 @@ def with_stage(envelope: Envelope, configs: Mapping[str, Any]) -> Envelope:
             continue
         strings[name] = len(parts) if isinstance(value, list) else None
         for i, part in enumerate(parts):
-            # vectors as such: nobody else's bytes are given to NumPy to read
+            # vectors as arrays, so that NumPy parses no bytes of another side
             is_vector = name == Key.MASKED_PARAMETERS
             array = bytes_to_ndarray(part) if is_vector else np.frombuffer(part, np.uint8)
             arrays[f"{STAGE}/{name}/{i}"] = array
@@ -71,10 +71,10 @@ def with_stage(envelope: Envelope, configs: Mapping[str, Any]) -> Envelope:
 
 
 def without_stage(envelope: Envelope) -> tuple[Envelope, ConfigRecord]:
-    """Takes a message and a stage's values apart, the inverse of `with_stage`.
+    """Separates a message from a stage's values, the inverse of `with_stage`.
 
     Raises:
-      ValueError: the other side has sent no such values. One line.
+      ValueError: the other side sent no such values. One line.
     """
     header, arrays = dict(envelope.header), dict(envelope.arrays)
     try:
@@ -87,7 +87,7 @@ def without_stage(envelope: Envelope) -> tuple[Envelope, ConfigRecord]:
                 is_vector = name == Key.MASKED_PARAMETERS
                 strings.append(ndarray_to_bytes(array) if is_vector else array.tobytes())
             configs[name] = strings[0] if count is None else strings
-        # Flower refuses what is not of its types
+        # Flower rejects values of other types
         return Envelope(header, arrays), ConfigRecord(configs)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no stage of a sum: {printable(repr(error))}") from None
@@ -101,7 +101,7 @@ def masked_reply(
     Args:
       request: the server's message, with a stage.
       context: Flower's context, with the client's keys and shares.
-      answer: makes the reply whose vector leaves masked, to the request without the stage.
+      answer: given the request without the stage, makes the reply whose vector leaves masked.
 
     Raises:
       ValueError: the sum would not hide this client, or the client has nothing to add. One line.
@@ -130,13 +130,13 @@ def masked_reply(
 
     message = _stage_message(configs, context)
     reply = _CLIENT_HALF(message, context, train)
-    # of all that Flower's half returns this alone leaves, and never an array as it was
+    # only this part of what Flower's half returns leaves, and never an unmasked array
     header = headers[0] if headers else {}
     return with_stage(Envelope(header, {}), reply.content.config_records[RECORD_KEY_CONFIGS])
 
 
 def _stage_message(configs: ConfigRecord, context: Context) -> Message:
-    """Returns a stage as Flower's half of a client takes it."""
+    """Returns a stage in the form that Flower's client half takes."""
     metadata = Metadata(
         run_id=context.run_id,
         message_id="",
@@ -154,10 +154,10 @@ def _stage_message(configs: ConfigRecord, context: Context) -> Message:
 
 
 def check_stage(config: Mapping[str, Any], node: int) -> None:
-    """Refuses a stage after which the server would know more than a sum of `MIN_CLIENTS` clients.
+    """Rejects a stage by which the server would learn more than a sum of `MIN_CLIENTS` clients.
 
     Args:
-      config: the values of the server's message.
+      config: values of the server's message.
       node: id of this client's node.
 
     Raises:
@@ -172,8 +172,8 @@ def check_stage(config: Mapping[str, Any], node: int) -> None:
         problem = _size_problem({*config[Key.SOURCE_LIST], node})
     elif stage == Stage.UNMASK:
         active, dead = set(config[Key.ACTIVE_NODE_ID_LIST]), set(config[Key.DEAD_NODE_ID_LIST])
-        # of an active client the server may know the seed of its own mask, of a dead one its key:
-        # with both it has the vector
+        # the server may learn the seed of an active client's mask, or the key of a dead one: with
+        # both it has the vector
         problem = "both secrets of one client" if active & dead else _size_problem(active)
     if problem:
         raise ValueError(f"the server asks for a sum that would not hide a client: {problem}")
@@ -189,7 +189,7 @@ def _setup_problem(config: Mapping[str, Any]) -> str:
         if config[name] != value:
             return f"{name} is {config[name]}, not {value}"
     limit = config[Key.CLIPPING_RANGE]
-    # numbers beyond the range are cut: with a small one the sum is of signs, with a large one of 0
+    # numbers beyond the range are clipped: a small one sums signs, a large one zeros
     if not (isinstance(limit, float) and MIN_RANGE <= limit <= MAX_RANGE):
         return f"{Key.CLIPPING_RANGE} is {limit}, not from {MIN_RANGE:g} to {MAX_RANGE:g}"
     num_clients, num_shares = config[Key.SAMPLE_NUMBER], config[Key.SHARE_NUMBER]

@@ -1,14 +1,14 @@
 """Messages between server and clients: their form, and the bytes that carry them.
 
-Both sides know a message's form, since both know the method and the architecture, so only numbers
-travel and nothing that could run. A message is one run of bytes, in blocks of `BLOCK` bytes:
+Both sides derive a message's form from the method and the architecture, so only numbers travel, and
+nothing that could be executed. A message is a byte string, in blocks of `BLOCK` bytes:
 
     its header      the length of a JSON text, the text, zeros up to the next block
-    each array      the same of ["name", "dtype", [shape]]; then the array's own bytes, and zeros
+    each array      the same for ["name", "dtype", [shape]]; then the array's own bytes, and zeros
 
-The other side's bytes are never trusted: `from_bytes` and `unpack` accept arrays of the expected
-form only, and no more bytes than that form has. A header is parsed by `parse_header`, and checked
-by `invalid_hello` and `invalid_entry` (a client's) or `client.read_request` (a server's).
+The other side's bytes are never trusted: `from_bytes` and `unpack` accept only arrays of the
+expected form, and no more bytes than that form has. A header is parsed by `parse_header`, and
+checked by `invalid_hello` and `invalid_entry` (a client's) or `client.read_request` (a server's).
 """
 
 import json
@@ -27,9 +27,9 @@ from fedjax_ht.data.meaning import MEANING
 from fedjax_ht.lab.runs.folder import MAX_LEVELS, deeper
 
 BLOCK = 64
-"""Bytes: an array that begins at a multiple of them can be read where it lies."""
+"""Bytes: an array that begins at a multiple of them can be read in place."""
 LENGTH_BYTES = 4
-"""Bytes of a text's length, before the text."""
+"""Bytes of a text's length, which precedes the text."""
 LABEL_BYTES = 1024
 """Most bytes of the text before an array."""
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -50,10 +50,10 @@ class Envelope(NamedTuple):
 
 
 def to_bytes(envelope: Envelope) -> bytes:
-    """Writes a message.
+    """Serialises a message.
 
     Raises:
-      ValueError: the header is longer than any may be. One line.
+      ValueError: the header is too long. One line.
     """
     text = json.dumps(envelope.header)
     if len(text) > HEADER_BYTES:
@@ -66,15 +66,15 @@ def to_bytes(envelope: Envelope) -> bytes:
 
 
 def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
-    """Reads the message that `to_bytes` wrote, without copying its numbers.
+    """Parses the message that `to_bytes` wrote, without copying its numbers.
 
     Args:
       data: the bytes.
-      max_bytes: most bytes of all arrays together, as they are written, see `array_bytes`; None for
-        any number.
+      max_bytes: most bytes of all arrays together, as serialised, see `array_bytes`; None for any
+        number.
 
     Raises:
-      ValueError: the bytes are no message, or a longer one. One line.
+      ValueError: the bytes are not a message, or a longer one. One line.
     """
     text, position = _read_text(data, 0, HEADER_BYTES)
     size = len(data) - position
@@ -121,12 +121,12 @@ def _filled(data: bytes) -> bytes:
 
 
 def _block_end(position: int) -> int:
-    """Returns the first multiple of `BLOCK` that is not below a position."""
+    """Rounds a position up to a multiple of `BLOCK`."""
     return -(-position // BLOCK) * BLOCK
 
 
 def _read_text(data: bytes, position: int, max_length: int) -> tuple[bytes, int]:
-    """Reads a text; returns it with the position behind its block."""
+    """Reads a text; returns it and the position after its block."""
     start = position + LENGTH_BYTES
     length = int.from_bytes(data[position:start], "big")
     stop = _block_end(start + length)
@@ -139,7 +139,7 @@ def _read_text(data: bytes, position: int, max_length: int) -> tuple[bytes, int]
 
 
 def _parse_label(text: bytes) -> tuple[str, np.dtype, list[int]]:
-    """Reads the name, type and shape of an array."""
+    """Parses the name, dtype and shape of an array."""
     label = parse_json(text)
     if isinstance(label, list) and len(label) == 3:
         name, dtype, shape = label
@@ -150,8 +150,7 @@ def _parse_label(text: bytes) -> tuple[str, np.dtype, list[int]]:
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
-    """Returns a message's arrays by name: of a `Masked` the rows with True, and their indices or
-    bits."""
+    """Returns a message's arrays by name; a `Masked` has sent rows, and their indices or bits."""
     packed = {}
     for name, leaf in _named_leaves(message):
         if is_masked(leaf):
@@ -172,10 +171,10 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     Args:
       form: the message's form, a pytree of `jax.ShapeDtypeStruct`.
       arrays: the arrays by name.
-      what: the message's name in errors, such as "the uplink".
+      what: name of the message in errors, such as "the uplink".
 
     Raises:
-      ValueError: the arrays are not of that form. One line.
+      ValueError: the arrays do not have that form. One line.
     """
     remaining = dict(arrays)
     leaves = []
@@ -197,11 +196,11 @@ def _unpack_rows(form: Masked, remaining: dict[str, np.ndarray], name: str, what
     if form.pattern == SHORTEST and f"{name}.bits" in remaining:
         bits = remaining.pop(f"{name}.bits")
         _check_form(what, f"{name}.bits", bits, (bitmap_bytes(num_rows),), np.dtype(np.uint8))
-        # bits past the last row are beyond its places, which are refused below
+        # bits past the last row become indices that are too large, which are refused below
         places = np.flatnonzero(np.unpackbits(bits)).astype(np.int32)
     elif form.pattern in (None, SHORTEST):
         places = _take(remaining, f"{name}.places", what)
-    else:  # a number of rows that is none of the pattern's is refused below
+    else:  # a number of rows that does not fit the pattern is refused below
         assert isinstance(form.pattern, Pattern)
         mask = form.pattern.mask(form.mask.shape, len(np.atleast_1d(rows)))
         places = np.flatnonzero(mask).astype(np.int32)
@@ -212,7 +211,7 @@ def _unpack_rows(form: Masked, remaining: dict[str, np.ndarray], name: str, what
         places.min() >= 0 and places.max() < num_rows and (np.diff(places) > 0).all()
     ):
         raise ValueError(f"{what} must name rows in {name} from 0 to {num_rows - 1}, ascending")
-    # dense again, as methods read it: a row that was not sent is zero, and its mask False
+    # dense again, as methods read it: rows that were not sent are zero, and their mask False
     values, mask = np.zeros(form.values.shape, form.values.dtype), np.zeros(form.mask.shape, bool)
     values.reshape(num_rows, *row_shape)[places] = rows
     mask.reshape(num_rows)[places] = True
@@ -233,7 +232,7 @@ def _check_form(what: str, name: str, array: np.ndarray, shape: tuple[int, ...],
 
 
 def max_bytes(form: PyTree) -> int:
-    """Computes the bytes of a message's arrays, as they are written, where it sends all its rows.
+    """Computes the serialised bytes of a message's arrays if all rows are sent.
 
     Args:
       form: the message's form, a pytree of `jax.ShapeDtypeStruct`, see `unpack`.
@@ -248,7 +247,7 @@ def max_bytes(form: PyTree) -> int:
         size += array_bytes(f"{name}.rows", leaf.values.dtype, (num_rows, *row_shape))
         if leaf.pattern is None:
             size += array_bytes(f"{name}.places", np.int32, (num_rows,))
-        if leaf.pattern == SHORTEST:  # indices are taken where they have no more bytes than bits
+        if leaf.pattern == SHORTEST:  # indices are sent only if they have no more bytes than bits
             size += array_bytes(f"{name}.places", np.uint8, (bitmap_bytes(num_rows),))
     return size
 
@@ -263,9 +262,9 @@ def _named_leaves(message: PyTree) -> Iterator[tuple[str, Any]]:
         yield ".".join(parts), leaf
 
 
-HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
-INTEGER_DIGITS = 19  # of an integer in a header, at most: 64 bits
-LINE_LENGTH = 500  # characters of the other side's text in a line, at most
+HEADER_BYTES = 1 << 16  # most bytes of a header's JSON text
+INTEGER_DIGITS = 19  # most digits of an integer in a header: 64 bits
+LINE_LENGTH = 500  # most characters of the other side's text in a line
 MAX_AMOUNT = 1e30  # FLOPs, seconds and epsilon
 SPLITS = ("train", "val", "test")
 _SCORED = {"train": ("test",), "evaluate": SPLITS}
@@ -276,15 +275,15 @@ _AMOUNTS: dict[str | None, tuple[str, ...]] = {
 }
 _SAMPLE_INTEGERS = ("uint8", "uint16", "uint32", "int8", "int16", "int32")
 DTYPES = ("float32", "float16", "bfloat16", "bool", *_SAMPLE_INTEGERS)
-"""Types of a sample's numbers."""
+"""Dtypes of a sample's numbers."""
 
 
 def parse_header(text: Any) -> dict[str, Any]:
     """Parses a header from its JSON.
 
     Raises:
-      ValueError: it is not JSON of an object, or longer, deeper or with larger integers than any
-        header has. One line.
+      ValueError: it is not a JSON object, or is longer or deeper, or has larger integers, than any
+        header. One line.
     """
     header = parse_json(text)
     if not isinstance(header, dict):
@@ -295,7 +294,7 @@ def parse_header(text: Any) -> dict[str, Any]:
 
 
 def parse_json(text: Any) -> Any:
-    """Parses JSON of the other side; errors as `parse_header`."""
+    """Parses JSON from the other side; errors as for `parse_header`."""
     if isinstance(text, str | bytes) and len(text) > HEADER_BYTES:
         raise ValueError(f"no header: it has {len(text)} bytes, and may have {HEADER_BYTES}")
     try:
@@ -315,19 +314,19 @@ def _parse_integer(digits: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Makes text of the other side part of one line: escapes what does not print, cuts it short."""
+    """Fits the other side's text into one line: escapes unprintable characters, and truncates."""
     text = " ".join(text[: 4 * LINE_LENGTH].split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= LINE_LENGTH else f"{text[:LINE_LENGTH]}..."
 
 
 class Expected(NamedTuple):
-    """The entries that a client's reply in a round may have, which the server knows beforehand.
+    """The entries that a client's reply in a round may have, as the server knows beforehand.
 
     Attributes:
-      unit: `Privacy.unit`, by which clients leave entries out; None without privacy.
+      unit: `Privacy.unit`, which decides what clients omit; None without privacy.
       rules: names of the method's decision rules, by which clients report accuracy.
-      metrics: names of the metrics of its training.
+      metrics: names of its training metrics.
       counts: split -> most samples that it may have scored.
     """
 
@@ -338,7 +337,7 @@ class Expected(NamedTuple):
 
 
 def invalid_hello(header: dict[str, Any]) -> str:
-    """Names the first entry of a reply to "hello" that is missing or invalid; "" without any."""
+    """Returns the first missing or invalid entry of a reply to "hello"; "" if there is none."""
     checks = {"client": is_count, "counts": _is_counts, "flops": _is_amount, "task": _is_task}
     checks["meaning"] = _is_meaning
     for name, is_valid in checks.items():
@@ -348,12 +347,12 @@ def invalid_hello(header: dict[str, Any]) -> str:
 
 
 def invalid_entry(header: dict[str, Any], kind: str, expected: Expected) -> str:
-    """Names the first entry of a reply in a round that is missing or invalid; "" without any.
+    """Returns the first missing or invalid entry of a reply in a round; "" if there is none.
 
     Args:
-      header: the header of a reply without "error".
-      kind: the kind of the request: "train" or "evaluate".
-      expected: the entries that the server expects of the client.
+      header: header of a reply without "error".
+      kind: kind of the request: "train" or "evaluate".
+      expected: entries that the server expects from the client.
     """
     if kind == "train":
         if not isinstance(header.get("finite"), bool):
@@ -365,7 +364,7 @@ def invalid_entry(header: dict[str, Any], kind: str, expected: Expected) -> str:
         for name in _AMOUNTS.get(expected.unit, ("seconds",)):
             if not _is_amount(header.get(name)):
                 return name
-    # scores are made of what an upload's noise hides, and are not sent then
+    # scores would reveal what an upload's noise hides, and are not sent then
     splits = () if expected.unit == "upload" else _SCORED[kind]
     return "" if _is_scores(header.get("scores"), splits, expected) else "scores"
 
@@ -376,7 +375,7 @@ def is_count(x: Any) -> TypeGuard[int]:
 
 
 def is_run_name(x: Any) -> TypeGuard[str]:
-    """Returns whether a value may name a run, and a folder of it: up to 64 letters and digits."""
+    """Returns whether a value may name a run, and its folder: up to 64 letters and digits."""
     return isinstance(x, str) and x.isascii() and x.isalnum() and len(x) <= 64
 
 
@@ -391,14 +390,14 @@ def _is_amount(x: Any) -> bool:
 def admitted_metrics(
     metrics: dict[str, Any], names: Sequence[str]
 ) -> tuple[dict[str, float], list[str]]:
-    """Takes out of a client's metrics those of the method; they become columns of files.
+    """Selects the method's metrics from those of a client; they become columns of files.
 
     Args:
-      metrics: the metrics of a reply to "train", by name.
+      metrics: metrics of a reply to "train", by name.
       names: names of the method's metrics.
 
     Returns:
-      {name: value}, NaN where the client does not say it; and other names, which are refused.
+      {name: value}, NaN where the client reports none; and other names, which are rejected.
     """
     admitted = {name: float(metrics.get(name, math.nan)) for name in names}
     return admitted, [name for name in metrics if name not in admitted]

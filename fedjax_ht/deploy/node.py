@@ -1,9 +1,9 @@
 """A client's end of the wire: a SuperNode in the client's own process. Needs the extra `flower`.
 
-It asks the server for messages and answers them with a function of this process. Flower's own
-SuperNode fetches an app from the server for every run and executes it; this one never asks for any,
-so that what runs here is what is installed here. It listens nowhere: there is no port by which
-another user of this machine could take its messages.
+It polls the server for messages and answers them with a function of this process. Flower's own
+SuperNode fetches an app from the server for every run and executes it; this one never requests any,
+so that only installed code runs here. It does not listen: there is no port by which another user of
+this machine could take its messages.
 """
 
 import contextlib
@@ -58,25 +58,25 @@ from fedjax_ht.deploy.messages import (
 from fedjax_ht.deploy.plan import DeploymentEnded
 
 RESPONSE_BYTES = 1 << 14
-"""Most bytes of a response that carries no message of the server, and around one that does."""
+"""Most bytes of a response without a server's message, and around one that has it."""
 RESPONSE_SECONDS = 30.0
 """How long a server may be silent within a response."""
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 HEARTBEAT_SECONDS = 15.0
-"""The server takes a node for gone that is silent for twice as long."""
+"""The server considers a node gone if it is silent for twice as long."""
 REFUSALS = {
     401: "it does not know the key",
     412: "another process is connected with the key",
     413: "the request is too long",
 }
 MAX_BYTES = 1 << 24
-"""Most bytes of a message's arrays, where the caller does not say."""
+"""Default for the most bytes of a message's arrays."""
 Respond = Callable[[Envelope, Context], Envelope]
 
 
 def take_request(fleet: FleetHttpClient, node: Node, metadata: Metadata) -> bytes:
-    """Fetches a message of the server."""
+    """Fetches a message from the server."""
     run_id, name = metadata.run_id, metadata.message_id
     request = PullObjectRequest(node=node, run_id=run_id, object_id=name)
     content = fleet.PullObject(request).object_content
@@ -87,10 +87,10 @@ def take_request(fleet: FleetHttpClient, node: Node, metadata: Metadata) -> byte
 
 
 def leave_reply(fleet: FleetHttpClient, node: Node, metadata: Metadata, reply: bytes) -> None:
-    """Announces a reply to the message with this metadata, then sends it."""
+    """Announces a reply to the message with this metadata, and then sends it."""
     name = reply_id_of(metadata.message_id)
     announced = Metadata()
-    # with the request's own times: this machine's clock decides nothing
+    # with the request's own times, so that this machine's clock does not matter
     announced.CopyFrom(metadata)
     announced.message_id, announced.reply_to_message_id = name, metadata.message_id
     announced.src_node_id, announced.dst_node_id = node.node_id, SUPERLINK_NODE_ID
@@ -114,7 +114,7 @@ def leave_reply(fleet: FleetHttpClient, node: Node, metadata: Metadata, reply: b
 
 @contextlib.contextmanager
 def ended_exchange_ignored() -> Iterator[None]:
-    """Goes on after a call that came too late: the server waits for the reply no more."""
+    """Ignores that a call came too late: the server no longer waits for the reply."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -123,12 +123,12 @@ def ended_exchange_ignored() -> Iterator[None]:
 
 
 class Bounded:
-    """Sends Flower's requests, and reads no more of a response than it may have.
+    """Sends Flower's requests, and reads no more of a response than allowed.
 
-    No redirect is followed, since a signed request is for one server, and nothing is unpacked.
+    No redirect is followed, since a signed request is for one server, and nothing is decompressed.
 
     Attributes:
-      client: the connections.
+      client: the HTTP connections.
       max_bytes: most bytes of a response that carries a message.
     """
 
@@ -162,14 +162,14 @@ class Bounded:
 
 
 def http_client(root: str | None, identity: tuple[Path, Path] | None = None) -> httpx.Client:
-    """Returns the connections to a server.
+    """Returns the HTTP connections to a server.
 
     Args:
-      root: certificate of the authority that signed the server's, None without TLS.
-      identity: files of the client's own certificate and its key, for a server that asks for one.
+      root: certificate of the authority that signed the server's; None without TLS.
+      identity: files of the client's own certificate and key, for a server that requires one.
 
     Raises:
-      OSError: a certificate is none, or the key is another's. One line.
+      OSError: a certificate is invalid, or the key does not match it. One line.
     """
     verify: ssl.SSLContext | bool = False
     if root is not None:
@@ -185,7 +185,7 @@ def responder(answer: Callable[[Envelope], Envelope]) -> Respond:
 
     Args:
       answer: takes a request and returns the reply. The header's "masked", whether the reply leaves
-        masked, is set here, on the client's side, whatever the server has written there.
+        masked, is set here by the client, whatever the server has written there.
     """
 
     def reply_to(request: Envelope, masked: bool) -> Envelope:
@@ -196,7 +196,7 @@ def responder(answer: Callable[[Envelope], Envelope]) -> Respond:
             if STAGE in request.header:
                 return masked_reply(request, context, functools.partial(reply_to, masked=True))
             return reply_to(request, masked=False)
-        except Exception as error:  # whatever it is, the client stays for the next message
+        except Exception as error:  # whatever it is, the client stays ready for the next message
             is_known = isinstance(error, ValueError | OSError)
             reason = printable(str(error)) if is_known else type(error).__name__
             return Envelope({"error": reason}, {})
@@ -206,15 +206,15 @@ def responder(answer: Callable[[Envelope], Envelope]) -> Respond:
 
 @dataclasses.dataclass
 class _Connection:
-    """A connection to a server, of which each change is told once.
+    """A connection to a server, which reports each change once.
 
     Attributes:
       address: HOST:PORT of the server.
-      patience: seconds in which a server that refuses this client is tried again.
-      tell: takes a line for the people at the client's own machine.
-      audit: the log of the client.
-      refused_since: time of the first refusal, None while the server does not refuse.
-      is_unreachable: True if the server could not be reached at the last try.
+      patience: seconds for which a server that refuses this client is tried again.
+      tell: called with a message for the client's operator.
+      audit: the client's log.
+      refused_since: time of the first refusal; None while the server does not refuse.
+      is_unreachable: True if the last try did not reach the server.
     """
 
     address: str
@@ -258,13 +258,13 @@ class _Connection:
 
 
 def _clock_problem(response: httpx.Response) -> str:
-    """Says how far this machine's clock is from the server's; "" where the server takes it."""
+    """Returns how far this machine's clock is off the server's; "" if the server accepts it."""
     try:
         server_time = email.utils.parsedate_to_datetime(response.headers.get("date", ""))
         ahead = (datetime.datetime.now(datetime.UTC) - server_time).total_seconds()
     except (ValueError, TypeError):  # no date, or one without a zone
         return ""
-    # the header has whole seconds, and is as old as the way of the response
+    # the header has whole seconds, and is as old as the response's transfer
     if abs(ahead) < CLOCK_SECONDS - 1:
         return ""
     direction = "ahead of" if ahead > 0 else "behind"
@@ -289,22 +289,22 @@ def run_node(
 ) -> None:
     """Answers a server's messages until `stop`.
 
-    A server that cannot be reached is tried again without end: it may be started later.
+    A server that cannot be reached is retried forever, since it may start later.
 
     Args:
       address: HOST:PORT of the server.
-      certificate: file of the authority that signed the server's certificate, None without TLS.
-      key: the client's private key, None for a new one.
+      certificate: file of the authority that signed the server's certificate; None without TLS.
+      key: the client's private key; None for a new one.
       respond: answers a message.
       stop: called between messages; True ends the function.
-      tell: takes a line for the people at the client's own machine.
-      patience: seconds in which a server that refuses this client is tried again.
-      identity: files of the client's own certificate and its key, for a server that asks for one.
-      max_bytes: most bytes of the arrays of a message of the server, see `messages.max_bytes`.
-      audit: the log of the client.
+      tell: called with a message for the client's operator.
+      patience: seconds for which a server that refuses this client is tried again.
+      identity: files of the client's own certificate and key, for a server that requires one.
+      max_bytes: most bytes of the arrays in a server's message, see `messages.max_bytes`.
+      audit: the client's log.
 
     Raises:
-      DeploymentEnded: the server refused this client all the while.
+      DeploymentEnded: the server refused this client for `patience` seconds.
       ValueError, OSError: the certificate cannot be read. One line.
     """
     private, public = (key, key.public_key()) if key is not None else generate_key_pairs()
@@ -322,13 +322,13 @@ def run_node(
             except httpx.HTTPStatusError as error:
                 connection.on_refused(error)
                 _wait(stop)
-            except (httpx.HTTPError, ValueError) as error:  # ValueError: it is no such server
+            except (httpx.HTTPError, ValueError) as error:  # ValueError: it is not such a server
                 connection.on_unreachable(error)
                 _wait(stop)
 
 
 def _audited(respond: Respond, audit: Audit) -> Respond:
-    """Notes each request and its reply."""
+    """Logs each request and its reply."""
 
     def audited(request: Envelope, context: Context) -> Envelope:
         fields = {"kind": printable(str(request.header.get("kind")))}
@@ -391,14 +391,14 @@ def _answer_messages(
         metadata = response.messages_list[0].metadata
         if context.run_id != metadata.run_id:  # keys and shares of a secure sum belong to one run
             context = Context(metadata.run_id, node.node_id, {}, RecordDict(), {})
-        # a round that has ended is no reason to leave
+        # a round that has ended is no reason to disconnect
         with ended_exchange_ignored():
             data = take_request(fleet, node, metadata)
             leave_reply(fleet, node, metadata, _reply_to(data, respond, context))
 
 
 def _reply_to(data: bytes, respond: Respond, context: Context) -> bytes:
-    """Answers a message by its bytes, one that cannot be read by an error."""
+    """Answers a message, given as bytes; an unreadable one with an error."""
     try:
         return to_bytes(respond(from_bytes(data), context))
     except ValueError as error:

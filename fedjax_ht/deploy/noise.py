@@ -1,15 +1,15 @@
-"""Differential privacy in a deployment: noise that only the side that adds it knows, and its cost.
+"""Differential privacy in a deployment: noise known only to the side that adds it, and its cost.
 
     unit      who adds it    what is counted                     where
     client    the server     its steps                           in the run's folder
     upload    each client    its replies to training requests    beside its states
     sample    each client    its steps of training               beside its states
 
-A secret of `SECRET_WORDS` words is drawn for every reply and every server step, and is an argument
-of compiled programs: it is in no cache, no checkpoint and no log. So a round that is repeated,
-because the server went back to a checkpoint or a reply was lost, has other noise. It is also
-counted again: epsilon is of what was sent, not of where the run stands. A count is of one noise in
-whatever run, since the run's name is the server's choice.
+A secret of `SECRET_WORDS` words is drawn for every reply and every server step. It is an argument
+of compiled programs, so no cache, checkpoint or log contains it. A round that is repeated, because
+the server went back to a checkpoint or a reply was lost, thus has new noise. It is also counted
+again: epsilon covers everything sent, not only the run's current state. A count covers one noise
+over all runs, since the server chooses a run's name.
 """
 
 import functools
@@ -36,12 +36,12 @@ from fedjax_ht.trust.privacy import private
 
 LEDGER_FILE = "told.json"
 SECRET_WORDS = 4
-"""Words of a secret: 128 bits, twice what a key of jax holds."""
+"""Words of a secret: 128 bits, twice those of a JAX key."""
 
 FAR_EPSILON = 100.0
-"""Times the median of what clients say of their epsilons, beyond which one is told of."""
+"""Multiple of the median reported epsilon, beyond which a client's is reported."""
 
-MOST_COUNTED = 2**53  # of which an accountant can compute
+MOST_COUNTED = 2**53  # most that an accountant can compute with
 _EPSILON_OF = "epsilon of client "
 
 Entropy = Callable[[], tuple[int, ...]]
@@ -52,19 +52,19 @@ HIDDEN_SCORES = {
     "upload": ("scoring.train", "evaluate.patience"),
     "sample": ("scoring.train",),
 }
-"""`Privacy.unit` -> fields of a config that need scores which clients then do not send."""
+"""`Privacy.unit` -> config fields that need scores which clients then do not send."""
 
 
 class Noise(NamedTuple):
     """The noise that one side adds.
 
     Attributes:
-      name: name of its count in the ledger: all that its cost depends on.
-      count_per_draw: number that one reply, or server step, adds to the count.
+      name: name of its count in the ledger, with everything that its cost depends on.
+      count_per_draw: amount that one reply, or server step, adds to the count.
       epsilon: count -> epsilon of all draws so far.
       path: the ledger, a file, see `add_to_ledger`.
       entropy: draws secrets.
-      max_epsilon: the largest epsilon that may be reached.
+      max_epsilon: largest epsilon that may be reached.
     """
 
     name: str
@@ -84,8 +84,8 @@ def noisy_method(method: Method, privacy: Privacy | None, defences: Sequence[Def
     """Wraps a method with privacy and defences, as `simulation.program.bind` does.
 
     The wrapped method's settings (see `Method.vary`) are the secret, uint32 [SECRET_WORDS], or ()
-    where no noise is added: traced, so that no compiled program contains it. Without privacy it has
-    no settings.
+    if no noise is added. They are traced, so that no compiled program contains the secret. Without
+    privacy there are no settings.
     """
     if privacy is None:
         return defended(method, defences)
@@ -97,7 +97,7 @@ def noisy_method(method: Method, privacy: Privacy | None, defences: Sequence[Def
 
 
 def check_scores(config: Config, privacy: Privacy | None) -> None:
-    """Refuses a config that depends on scores which clients do not send.
+    """Rejects a config that depends on scores which clients do not send.
 
     Raises:
       ValueError: it does. One line.
@@ -114,11 +114,11 @@ def check_scores(config: Config, privacy: Privacy | None) -> None:
 
 
 def update_noise(privacy: Privacy, sends_payload: bool, path: Path, entropy: Entropy) -> Noise:
-    """Returns the noise on updates or on their sum, which hides a client as a whole.
+    """Returns the noise on updates or on their sum, which hides a whole client.
 
     Args:
       privacy: a privacy of unit "client" or "upload".
-      sends_payload: True if uplinks have any numbers; without them epsilon is 0.
+      sends_payload: True if uplinks contain numbers; otherwise epsilon is 0.
       path: the ledger.
       entropy: draws secrets.
     """
@@ -142,7 +142,7 @@ def training_noise(
 ) -> Noise:
     """Returns the noise on a client's training steps, which hides one of its samples.
 
-    It costs epsilon where nothing is sent, too: the client's scores depend on its model.
+    It costs epsilon even if nothing is sent: the client's scores depend on its model.
     """
     batch_size = min(training.batch_size, num_samples)
     return Noise(
@@ -170,30 +170,30 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
         return (), None
     count = read_ledger(noise.path).get(noise.name, 0) + noise.count_per_draw
     epsilon = noise.epsilon(count)
-    # not `>`: of a limit that is NaN nothing is below
+    # not `>`: a NaN limit allows nothing
     if not epsilon <= noise.max_epsilon:
         raise ValueError(
             f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is "
             f"{noise.max_epsilon:g}"
         )
-    # counted before there is a secret: nothing that is made with it can leave uncounted
+    # count before there is a secret: nothing that is made with it can leave uncounted
     add_to_ledger(noise.path, noise.name, noise.count_per_draw)
     return np.array(noise.entropy(), np.uint32), epsilon
 
 
 def add_to_ledger(path: Path, name: str, increment: int) -> int:
-    """Adds to a number of a ledger, a small file on the messages that one side has sent.
+    """Adds to a number in a ledger, a small file about the messages that one side has sent.
 
-    The numbers outlive the program, and counts never decrease. One process writes a ledger: its
-    folder is locked by the command.
+    The numbers outlive the program, and counts never decrease. Only one process writes a ledger:
+    the command locks its folder.
 
     Args:
       path: the file.
-      name: name of the number, which is 0 before it is first added to.
-      increment: the number to add.
+      name: name of the number, which is 0 at first.
+      increment: number to add.
 
     Returns:
-      The new number, which is on disk.
+      The new number, already on disk.
 
     Raises:
       ValueError, OSError: the file is not a ledger, is missing beside states, or cannot be
@@ -206,18 +206,18 @@ def add_to_ledger(path: Path, name: str, increment: int) -> int:
 
 
 def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, list[str]]:
-    """Records the epsilons that clients report in a ledger; each client's last report counts.
+    """Records clients' reported epsilons in a ledger; each client's last report counts.
 
     Args:
       path: the file.
-      epsilons: client id -> its epsilon, of the clients of one round.
+      epsilons: client id -> its epsilon, for the clients of one round.
 
     Returns:
-      The largest epsilon of all clients so far, and a line for each client that has come to say
-      more than `FAR_EPSILON` times the median.
+      The largest epsilon of all clients so far, and a message for each client whose report newly
+      exceeds `FAR_EPSILON` times the median.
 
     Raises:
-      ValueError, OSError: as `add_to_ledger`.
+      ValueError, OSError: as for `add_to_ledger`.
     """
     before, last = read_ledger(path), {}
     for client, epsilon in epsilons.items():
@@ -234,7 +234,7 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
 
 
 def read_ledger(path: Path) -> dict[str, Any]:
-    """Reads a ledger's numbers by name, {} before anything is sent; errors as `add_to_ledger`."""
+    """Reads a ledger's numbers by name, {} before anything is sent; raises as `add_to_ledger`."""
     if not path.exists():
         if _has_states(path.parent):
             raise ValueError(
@@ -254,14 +254,14 @@ def read_ledger(path: Path) -> dict[str, Any]:
 
 
 def _may_be_told(x: Any) -> bool:
-    """Returns whether a value may be a count, or an epsilon that a client says."""
+    """Returns whether a value may be a count, or an epsilon that a client reports."""
     if isinstance(x, bool) or not isinstance(x, int | float):
         return False
     return 0 <= x <= MAX_AMOUNT and (isinstance(x, float) or x < MOST_COUNTED)
 
 
 def _has_states(folder: Path) -> bool:
-    """Returns whether a side's folder has states of a client, or checkpoints of a server."""
+    """Returns whether a side's folder has a client's states or a server's checkpoints."""
     parents = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
     return any(sealed.numbers(parent) for parent in parents)
 

@@ -1,7 +1,7 @@
 """The plan that server and clients share before they connect: config, method and models.
 
-Each side has its own copy of the config. What the other side sends is compared with it and never
-takes its place.
+Each side has its own copy of the config. The other side's values are only compared with it, and
+never adopted.
 """
 
 import dataclasses
@@ -39,26 +39,26 @@ LOCAL_FIELDS = (
     "evaluate.sample",
     "evaluate.patience",
 )
-"""Fields that may differ between a client and the server; so may all of "partition" but
+"""Fields that may differ between a client and the server, as may all of "partition" except
 "num_clients"."""
 
 
 class DeploymentEnded(Exception):
-    """A side of a deployment ends before its last round; the same command continues it later."""
+    """A side of a deployment ends before its last round; the same command resumes it later."""
 
 
 class Plan(NamedTuple):
     """A config that can be deployed.
 
     Attributes:
-      label: label of the config's first entry, the one that is run.
+      label: label of the config's first entry, which is run.
       config: the config with that entry's changes.
       method: the method with the config's privacy and defences; its settings are the secret of the
         noise, see `noise.noisy_method`.
-      options: the options of the federation's rounds.
+      options: options of the federation's rounds.
       channel: transforms of the messages.
-      fields: values that both sides must have alike, field -> JSON value.
-      secure_sums: True if the server gets sums of uplinks alone, see `secure_sums`.
+      fields: field -> JSON value, for values that both sides must share.
+      secure_sums: True if the server gets only sums of uplinks, see `secure_sums`.
       public: this side's copy of the public set; None for methods that read none.
     """
 
@@ -77,7 +77,7 @@ class Plan(NamedTuple):
 
     @property
     def unit(self) -> Unit | None:
-        """`Privacy.unit`, None without privacy."""
+        """`Privacy.unit`; None without privacy."""
         return self.options.privacy and self.options.privacy.unit
 
 
@@ -85,13 +85,13 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     """Checks that a config can be deployed.
 
     Args:
-      config: the config, like a simulation's. Of several entries the first is run.
+      config: the config, as for a simulation. Of several entries, the first is run.
       secure_sums: the flag --secure_sums.
 
     Raises:
-      ValueError, OSError: the config is wrong, needs what only a simulation has, or names a public
-        set that cannot be read. One line.
-      ImportError: it has privacy, and the accountant is not installed. One line.
+      ValueError, OSError: the config is invalid, needs what only a simulation has, or names a
+        public set that cannot be read. One line.
+      ImportError: it has privacy, but the accountant is not installed. One line.
     """
     settled = settle(config)
     label, run = next(iter(settled.runs.items()))
@@ -113,7 +113,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     public, fields = None, _shared_fields(run.config, entry, secure_sums)
     if method.needs.public_samples:
         public = read_public(settled.config.dataset)
-        fields["dataset.public"] = checksum(public)  # the name of its file is each side's own
+        fields["dataset.public"] = checksum(public)  # sides may name its file differently
     return Plan(
         label=label,
         config=run.config,
@@ -127,7 +127,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
 
 
 def _check_simulated_fields(config: Config) -> None:
-    """Refuses values that only simulated clients can have."""
+    """Rejects values that only simulated clients can have."""
     plain, state = to_plain(config), config.scoring.state
     for field, value, required in (
         ("trials", config.trials, 1),
@@ -176,7 +176,7 @@ def _shared_fields(config: Config, entry: Any, secure_sums: bool) -> dict[str, A
         values.pop(name, None)
     values["partition"] = {"num_clients": config.partition.num_clients}
     fields = {name: value for name, value in flatten(values).items() if name not in LOCAL_FIELDS}
-    # through JSON, as the other side's come
+    # through JSON, like the other side's
     for name, value in json.loads(json.dumps(entry.options)).items():
         fields[f"method.{name}"] = value
     fields["method"] = entry.method
@@ -191,7 +191,7 @@ def make_models(plan: Plan, task: Task, public: PublicSet | None = None) -> Fede
     Args:
       plan: the config.
       task: shapes and classes of the samples.
-      public: the size of the public set; None takes that of `public.public_size`.
+      public: size of the public set; None for that of `samples.public_size`.
 
     Raises:
       ValueError: the method cannot run on them. One line.
@@ -205,7 +205,7 @@ def make_models(plan: Plan, task: Task, public: PublicSet | None = None) -> Fede
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """Returns the version and config that one side tells the other, JSON values."""
+    """Returns the version and config that one side reports to the other, as JSON values."""
     return {
         "version": library_version(),
         "fields": plan.fields | {"secure_sums": plan.secure_sums},
@@ -213,9 +213,9 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 def difference(description: dict[str, Any], received: dict[str, Any]) -> str:
-    """Says in a line how the other side's `description` differs; "" where it does not.
+    """Returns how the other side's `description` differs, in one line; "" if it does not.
 
-    The line continues "it", such as "it has fedjax_ht 0.2.0, not 0.1.0".
+    The text continues "it", such as "it has fedjax_ht 0.2.0, not 0.1.0".
     """
     if description["version"] != received["version"]:
         return f"has fedjax_ht {received['version']}, not {description['version']}"

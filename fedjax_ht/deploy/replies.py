@@ -38,8 +38,8 @@ class ClientReply(NamedTuple):
 
     Attributes:
       header: the header of the reply.
-      uplink: the method's message as NumPy arrays, None where it was not finite; in a secure sum
-        the client's share, see `secure_sums`.
+      uplink: the method's message as NumPy arrays; None if it was not finite; in a secure sum the
+        client's share, see `secure_sums`.
       cost: costs of the downlink and of the uplink on the wire.
     """
 
@@ -49,7 +49,7 @@ class ClientReply(NamedTuple):
 
 
 def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, ClientReply]:
-    """Lets clients train; {client id: reply}, of the clients that have replied."""
+    """Lets clients train; returns {client id: reply} for the clients that reply."""
     replies = {}
     for client, (header, arrays) in sorted(ask(server, state, "train", ids).items()):
         uplink, up = None, NO_COST
@@ -66,9 +66,9 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
 
 
 def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> dict[str, list[int]]:
-    """Groups the clients for secure sums; clients without training samples are left out."""
+    """Groups the clients for secure sums, without those that have no training samples."""
     groups = {}
-    assert server.groups is not None  # uplinks come as sums
+    assert server.groups is not None  # uplinks arrive as sums
     for name, clients in server.groups.items():
         present = [i for i in clients if i in ids and server.counts["train"][i]]
         if len(present) >= MIN_CLIENTS:
@@ -84,7 +84,7 @@ def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> di
 def train_with_sums(
     server: Server, state: SimulationState, groups: dict[str, list[int]]
 ) -> dict[int, ClientReply]:
-    """Lets clients train as `train`, where their uplinks arrive as each group's sum alone."""
+    """Lets clients train like `train`, but their uplinks arrive only as each group's sum."""
     asked_ids = list(itertools.chain.from_iterable(groups.values()))
     requests, costs = _requests(server, state, "train", asked_ids)
     sizes = {client: vector_bytes(server.uplink_form(client)) for client in requests}
@@ -99,7 +99,7 @@ def train_with_sums(
             if isinstance(total, str):
                 raise ValueError(total)
             for i in clients:
-                # it is in the sum, which must not be divided by too few
+                # it is in the sum, so dividing by the others alone would be wrong
                 if i in all_replies and i not in valid and "error" not in all_replies[i].header:
                     raise ValueError("the header of a client in it is invalid")
             uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
@@ -116,7 +116,7 @@ def train_with_sums(
 
 
 def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> dict[int, Envelope]:
-    """Sends requests to clients; returns the valid replies, and warns of each other one."""
+    """Sends requests to clients; returns the valid replies, and reports all other clients."""
     requests, costs = _requests(server, state, kind, ids)
     when, sizes = f"evaluation after round {state.round}", dict.fromkeys(requests, 0)
     if kind == "train":
@@ -129,7 +129,7 @@ def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> di
 def _requests(
     server: Server, state: SimulationState, kind: str, ids: list[int]
 ) -> tuple[dict[int, Envelope], dict[int, WireCost]]:
-    """Makes the requests to clients, and counts the bytes of the downlinks in them."""
+    """Makes the requests to clients, and counts the bytes of their downlinks."""
     requests, costs = {}, {}
     for client in ids:
         info, send = _info(server, state, client), server.send[server.bucket_of(client).name]
@@ -137,7 +137,7 @@ def _requests(
         costs[client] = _cost(downlink)
         oldest = 0
         if len(server.saved) == server.saved.maxlen:
-            # no checkpoint that is kept goes back further
+            # no kept checkpoint goes back further
             oldest = int(server.saved[0][client]) + 1
         header = {
             "kind": kind,
@@ -158,7 +158,7 @@ def _valid_replies(
     replies: dict[int, Envelope],
     costs: dict[int, WireCost],
 ) -> dict[int, Envelope]:
-    """Returns the replies whose headers are valid, and warns of each other client."""
+    """Returns the replies with valid headers, and reports all other clients."""
     valid = {}
     for client in ids:
         if client not in replies:
@@ -184,7 +184,7 @@ def _valid_replies(
 
 
 def _uplink(server: Server, state: SimulationState, client: int, message: PyTree) -> PyTree:
-    """Returns the upload that a client's message carries; ValueError where it is not finite."""
+    """Returns the upload in a client's message; raises ValueError if it is not finite."""
     uplink = message
     if server.plan.method.wire.code is not None:
         decode = server.decode[server.bucket_of(client).name]
@@ -207,7 +207,7 @@ def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:
 def stacked_answers(
     server: Server, state: SimulationState, replies: Mapping[int, ClientReply]
 ) -> dict[str, Answers]:
-    """Stacks the replies by bucket: a row for each client that may take part, padded behind.
+    """Stacks the replies by bucket: a row for each client that may take part, padded at the end.
 
     The number of rows is that of a simulation, so that the server's program is the same.
     """
@@ -228,7 +228,7 @@ def stacked_answers(
             in_order=True,
             info=_info(server, state, _padded(ids, size, np.int64)),
             results=_result(of_bucket, names, size)._replace(uplink=uplinks),
-            scores=scores,  # one block of all clients' scores
+            scores=scores,  # one block for all clients
             score_rows=np.searchsorted(scored_ids, np.array(ids, np.int64)),
             idle=np.zeros(2),
         )
@@ -238,7 +238,7 @@ def stacked_answers(
 def _stacked_uplinks(
     server: Server, bucket: Bucket, replies: list[ClientReply], size: int
 ) -> PyTree:
-    """Stacks the replies' uplinks, [size, ...]: zeros where one is missing or was left out."""
+    """Stacks the replies' uplinks, [size, ...]; missing and rejected ones are zeros."""
 
     def zeros(x):
         return np.zeros(x.shape, x.dtype)
@@ -272,14 +272,14 @@ def _result(replies: list[ClientReply], metrics: list[str], size: int) -> Client
 
 
 def _padded(values: Any, size: int, dtype: Any, padding: int = 0) -> np.ndarray:
-    """Returns values as an array [size], with padding behind them."""
+    """Returns values as an array [size], padded at the end."""
     padded = np.full(size, padding, dtype)
     padded[: len(values)] = values
     return padded
 
 
 def _common_metrics(headers: list[dict[str, Any]]) -> list[str]:
-    """Returns the names of the metrics that all headers have, in the order of the first one's."""
+    """Returns the names of the metrics in all headers, in the order of the first one."""
     names = list(headers[0]["metrics"])
     for header in headers:
         names = [name for name in names if name in header["metrics"]]
@@ -287,7 +287,7 @@ def _common_metrics(headers: list[dict[str, Any]]) -> list[str]:
 
 
 def stacked_scores(client_scores: list[dict[str, Any]]) -> dict[str, Scores]:
-    """Stacks clients' scores by split, [m] each, of the splits that any of them has samples of."""
+    """Stacks clients' scores by split, [m] each, for splits in which any of them has samples."""
     stacked = {}
     for split in sorted(set().union(*client_scores)):
         counts = np.array([scores[split]["count"] for scores in client_scores])

@@ -1,6 +1,6 @@
 """The rounds of a deployment, whose clients train on their own machines.
 
-`simulation.round` knows the order of a round; here its messages are exchanged. The loop over
+`simulation.round` defines the order of a round; this module exchanges its messages. The loop over
 rounds, checkpoints and tables are those of every simulation.
 """
 
@@ -67,7 +67,7 @@ from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState
 
 MOST_FAILURES = 10
-"""Tries in a row to write a round's files after which a run ends."""
+"""Consecutive failures to write a round's files after which a run ends."""
 AUDITED = (
     "round",
     "participants",
@@ -79,7 +79,7 @@ AUDITED = (
     "server_finite",
     "epsilon",
 )
-"""Columns of a round that are in the audit log."""
+"""Columns of a round that enter the audit log."""
 RETRY_SECONDS = 1.0
 """Between two tries after the last round."""
 PAUSE_SECONDS = 1.0
@@ -95,18 +95,18 @@ def serve(
 ) -> list[Row]:
     """Runs a plan's rounds with the clients that a transport reaches; returns the history.
 
-    A second call continues from the newest checkpoint; what was sent under noise stays counted.
+    A second call resumes from the newest checkpoint; what was sent under noise stays counted.
 
     Args:
       plan: the config.
-      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md; no
-        other program may write there.
+      workdir: receives config.json, run.json, metrics.csv and the like, checkpoints, and
+        summary.md; no other program may write there.
       transport: the functions by which messages reach clients.
       entropy: draws the secrets of the server's noise.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
-      DeploymentEnded: no client takes part any more, or nothing arrives; there is no summary.md.
+      DeploymentEnded: no client takes part any more, or nothing arrives; summary.md is not written.
     """
     config, keep = plan.config, plan.config.checkpoint.keep
     every = min(config.checkpoint.every, config.rounds)
@@ -146,20 +146,20 @@ def serve(
 
 @dataclasses.dataclass
 class _Records:
-    """A run's checkpoints, tables and lines.
+    """A run's checkpoints, tables and messages.
 
-    A file that cannot be written is tried again after the next round, so that a shortage of
-    descriptors or of room ends no run that it passes by.
+    A file that cannot be written is retried after the next round, so a temporary shortage of
+    descriptors or disk space ends no run.
 
     Attributes:
       server: the server of the run.
       checkpointer: writes checkpoints.
-      workdir: the folder of the tables.
-      divergence: the notes on training that diverges.
-      notes: the notes on clients that have been told.
-      num_written: rows that the tables have.
-      is_due: True if a checkpoint is to be written.
-      failures: number of rounds in a row after which something could not be written.
+      workdir: folder of the tables.
+      divergence: makes the notes on diverging training.
+      notes: the notes on clients that were already reported.
+      num_written: number of rows in the tables.
+      is_due: True if a checkpoint must be written.
+      failures: number of consecutive rounds after which something could not be written.
     """
 
     server: Server
@@ -172,12 +172,12 @@ class _Records:
     failures: int = 0
 
     def show(self, row: Row) -> None:
-        """Tells of training that diverges."""
+        """Reports training that diverges."""
         for line in self.divergence.notes(row):
             self.server.transport.tell(f"round {row['round']}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
-        """Tells of a round and writes the files that are due, see `run_rounds`."""
+        """Reports a round and writes the files that are due, see `run_rounds`."""
         config, row = self.server.plan.config, history[-1]
         self.server.transport.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):
@@ -190,7 +190,7 @@ class _Records:
         return False
 
     def _written(self, state: SimulationState, history: list[Row]) -> bool:
-        """Writes the due files; returns whether it could, and raises after `MOST_FAILURES`."""
+        """Writes the due files; returns whether it succeeded, and raises after `MOST_FAILURES`."""
         try:
             if self.is_due:
                 self.checkpointer.save(state, history)
@@ -199,7 +199,7 @@ class _Records:
                 self.is_due = False
             self.num_written = write_runs([history], self.workdir, self.num_written)
         except OSError as error:
-            self.num_written = 0  # some of the tables may have the rows: they are written anew
+            self.num_written = 0  # some tables may have the rows already: all are written again
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
@@ -252,17 +252,17 @@ def first_state(server: Server) -> SimulationState:
 def play(
     server: Server, state: SimulationState, score: bool = True
 ) -> tuple[SimulationState, RoundReport]:
-    """Lets the clients that can be reached train, and serves their replies.
+    """Lets the reachable clients train, and serves their replies.
 
     A client that does not reply is absent. A round in which no client takes part does not count and
-    is tried again. Clients always score themselves, in their own time, whatever `score` says.
+    is retried. Clients always score themselves, in their own time, whatever `score` is.
 
     Raises:
       DeploymentEnded: no client has taken part for `give_up` tries, or none could be reached for
         `Transport.patience` seconds.
     """
     drawn, replies = _play_until_replies(server, state)
-    secret, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
+    secret, epsilon = draw(server.noise)  # from here on the step counts, whatever its outcome
     additions = ()
     if server.federation.public is not None:
         sizes = np.full(
@@ -289,14 +289,14 @@ def _exchange(
     score: bool,
     stage: Stage,
 ) -> tuple[SimulationState, dict[str, Answers]]:
-    """Hands on the clients' replies, as `simulation.round.Round.exchange`."""
+    """Passes on the clients' replies, as `simulation.round.Round.exchange`."""
     return state, stacked_answers(server, state, replies)
 
 
 def _serve(
     server: Server, secret: PyTree, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, serving.ServerResult]:
-    """Serves a round; `secret` is that of the server's noise in this round."""
+    """Serves a round with the secret of the server's noise in it."""
     of_round = serving.Server(
         step=server.serve,
         seed=_seed(server),
@@ -312,7 +312,7 @@ def _complete(
 ) -> RoundReport:
     """Adds the values of the clients' headers to a report."""
     headers = [reply.header for reply in replies.values()]
-    if server.plan.unit != "upload":  # there clients do not report their seconds
+    if server.plan.unit != "upload":  # with it, clients do not report their seconds
         longest = max(header["seconds"] for header in headers)
         report = report._replace(metrics=report.metrics | {"seconds_client": longest})
     if server.plan.unit in ("upload", "sample"):
@@ -321,7 +321,7 @@ def _complete(
         for line in lines:
             server.transport.tell(line)
         report = report._replace(epsilon=epsilon)
-    if server.groups is not None:  # what is made of a sum tells no client apart
+    if server.groups is not None:  # a sum does not tell clients apart
         report = report._replace(far_off=())
     return report
 
@@ -329,10 +329,10 @@ def _complete(
 def _play_until_replies(
     server: Server, state: SimulationState
 ) -> tuple[Cohort, dict[int, ClientReply]]:
-    """Tries a round until a client takes part.
+    """Retries a round until a client takes part.
 
     Returns:
-      The clients that were asked, and {client id: reply}, of at least one client.
+      The clients that were asked, and {client id: reply} with at least one client.
     """
     tries, give_up = 0, server.plan.config.give_up
     while True:
@@ -350,7 +350,7 @@ def _play_until_replies(
 
 
 def _await_clients(server: Server, state: SimulationState) -> ClientHeaders:
-    """Waits for a client where none can be reached; returns the clients that can."""
+    """Waits for a client if none can be reached; returns the reachable clients."""
     headers = reachable_clients(server)
     if not headers:
         problem = f"round {state.round + 1}: no client can be reached"
@@ -366,10 +366,10 @@ def _await_clients(server: Server, state: SimulationState) -> ClientHeaders:
 def _try_round(
     server: Server, state: SimulationState, headers: ClientHeaders
 ) -> tuple[Cohort, dict[int, ClientReply]]:
-    """Tries a round once with the clients of `headers`; returns as `_play_until_replies`."""
+    """Tries a round once with the clients in `headers`; returns as `_play_until_replies`."""
     num_clients = server.plan.num_clients
     reachable = np.isin(np.arange(num_clients), sorted(headers))
-    # the draw of participants hides no client here, and is no matter of privacy: all know the seed
+    # the draw of participants hides no client here, and needs no privacy: all know the seed
     options = dataclasses.replace(
         server.plan.options,
         devices_profile=Profile(available=lambda _: reachable),
@@ -384,7 +384,7 @@ def _try_round(
 
 
 def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
-    """Asks clients, all or those of the ids `only`; one that does not reply has no accuracy."""
+    """Asks all clients, or those with ids `only`; one that does not reply has no accuracy."""
     ids = range(server.plan.num_clients) if only is None else map(int, only)
     reachable = reachable_clients(server)
     replies = ask(server, state, "evaluate", [i for i in ids if i in reachable])
@@ -396,10 +396,10 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
 
 
 def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
-    """Returns the clients that can be reached and have samples as when the run began: as many, of
-    the same shape, classes and columns.
+    """Returns the reachable clients whose samples are the same as when the run began.
 
-    Waits for `min_clients` of them, see `Transport.meet`.
+    Their number, shape, classes and columns are compared. Waits for `min_clients` of them, see
+    `Transport.meet`.
     """
     headers = contact_clients(server.plan, server.transport, min_clients)
     unchanged = {}

@@ -1,4 +1,4 @@
-"""A client's samples in a file of its own, and the public set.
+"""Files with a client's samples, and with the public set.
 
 Every side reads its own copy of the public set; the checksums are compared.
 """
@@ -29,8 +29,8 @@ def read_public(config: DatasetConfig) -> Dataset:
     """Reads the public set of a config.
 
     Raises:
-      ValueError, OSError: it is a share of the clients' samples, which no side has together, it
-        cannot be read, or it is to be standardised by samples that clients keep. One line.
+      ValueError, OSError: it is a share of all samples, which no side has; it cannot be read; or it
+        must be standardised by samples that clients keep. One line.
     """
     name = config.public or ""
     if hold_out_share(name) is not None:
@@ -50,20 +50,22 @@ def read_public(config: DatasetConfig) -> Dataset:
 
 
 def checksum(public: Dataset) -> str:
-    """Returns the SHA-256 sum of the samples and labels, by which two copies are compared."""
+    """Returns the SHA-256 of the samples and labels, by which two copies are compared."""
     return fingerprints(public, ())["data"]
 
 
 def public_size(public: Dataset | None, num_classes: int) -> PublicSet | None:
-    """Returns the size of the public set as the server knows it, who has no names of classes: its
-    labels count if it has as many classes as the clients."""
+    """Returns the size of the public set as the server knows it.
+
+    The server has no class names: labels count if the set has as many classes as the clients.
+    """
     if public is None:
         return None
     return PublicSet(len(public.labels), public.num_classes == num_classes)
 
 
 def public_split(dataset: Dataset) -> dict[str, Split]:
-    """Returns the public samples of a set as its split `PUBLIC`; {} without any."""
+    """Returns the public samples of a set as its split `PUBLIC`; {} if there are none."""
     if dataset.public is None:
         return {}
     return {PUBLIC: Split(dataset.public.astype(np.int32), np.int32(len(dataset.public)))}
@@ -81,16 +83,16 @@ def server_data(public: Dataset | None) -> Data | None:
 def read_samples(
     name: str, data_dir: str, image_size: int | None = None
 ) -> tuple[Dataset, ClientIndices]:
-    """Reads a client's data set, and which of its samples train, validate and test.
+    """Reads a client's data set, and its indices for training, validation and test.
 
     Args:
       name: name of the data set, such as "npz:client_3.npz"; a table's features are standardised.
-      data_dir: folder of the data sets that have no path in their name.
-      image_size: side in pixels to which images are scaled; None leaves them.
+      data_dir: folder of the data sets without a path in their name.
+      image_size: side in pixels to which images are resized; None keeps them.
 
     Raises:
-      ValueError, OSError: the set cannot be read, does not say which samples test, or has none. One
-        line.
+      ValueError, OSError: the set cannot be read, does not mark its training and test
+        samples, or has no samples. One line.
     """
     dataset = load_dataset(name, data_dir, image_size)
     if not len(dataset.labels):
@@ -109,7 +111,7 @@ def read_samples(
 
 
 def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:
-    """Takes one client's samples out of a set: training, validation, test samples in this order."""
+    """Extracts one client's samples from a set: training, then validation, then test samples."""
     order = np.concatenate(indices)
     ends = np.cumsum([0, *map(len, indices)])
     parts = ClientIndices(*(np.arange(start, end) for start, end in itertools.pairwise(ends)))
@@ -129,7 +131,7 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
     """Writes one client's samples to an .npz that `read_samples` reads as "npz:PATH".
 
     Raises:
-      ValueError: a sample is not one array, or the set has preprocessing of its own. One line.
+      ValueError: a sample is not one array, or the set has its own preprocessing. One line.
     """
     taken, parts = client_dataset(dataset, indices)
     is_pixels = isinstance(taken.preprocess, Pixels)
@@ -158,10 +160,12 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
 
 
 def write_split(folder: Path, dataset: Dataset, partition: Partition) -> list[Path]:
-    """Writes each client's samples to client_0.npz and so on, and public ones that have labels to
-    `PUBLIC_FILE`; returns the paths. Errors as of `write_samples`."""
+    """Writes each client's samples to client_0.npz and so on; returns the paths.
+
+    Public samples with labels go to `PUBLIC_FILE`. Errors are those of `write_samples`.
+    """
     files = {f"client_{i}.npz": indices for i, indices in enumerate(partition)}
-    # an .npz has labels: those of another set without them can be given by that set's name alone
+    # an .npz needs labels: a public set without them can only be given by its name
     if dataset.public is not None and dataset.public_is_labelled:
         nothing = np.zeros(0, np.int64)
         files[PUBLIC_FILE] = ClientIndices(dataset.public, val=nothing, test=nothing)

@@ -1,12 +1,12 @@
-"""Secure sums: the uplinks that the server gets as a sum alone, and its use of the sum.
+"""Secure sums: which uplinks the server gets only as a sum, and how it uses the sum.
 
-An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent,
-and its mask, 0 or 1. Of a sum over k clients the server makes k uplinks in which nothing is left of
-any single client: of a plain array each has the k-th part; of a `Masked`, where c clients have sent
-an entry, the first c of the k uplinks have the c-th part. A server that reads nothing but sums
-(`Wire.server_reads`) makes of these what it makes of the clients' own, up to rounding.
+An uplink is one vector: each plain array; for each `Masked` its values, 0 where they are not sent,
+and its mask, 0 or 1. From a sum over k clients the server makes k uplinks in which nothing is left
+of any single client. For a plain array, each has the k-th part. For a `Masked` entry that c clients
+have sent, the first c of the k uplinks have the c-th part. A server that reads nothing but sums
+(`Wire.server_reads`) computes the same from these as from the clients' own, up to rounding.
 
-SecAgg+ adds integers: numbers from -range to range become one of `STEPS` steps, and masks are
+SecAgg+ adds integers: numbers from -range to range are quantised to `STEPS` steps, and masks are
 integers modulo `MODULUS`.
 """
 
@@ -36,24 +36,24 @@ from fedjax_ht.deploy.messages import array_bytes
 from fedjax_ht.trust.vectors import comparable
 
 MIN_CLIENTS = 3
-"""Fewest clients of a sum: of two, each could subtract its own uplink and has the other's."""
+"""Fewest clients of a sum: with two, each could subtract its own uplink and get the other's."""
 STEPS = 1 << 22
 MODULUS = 1 << 32
 MAX_CLIENTS = MODULUS // STEPS - 1
-"""Most clients of a sum: that of more could exceed the modulus."""
+"""Most clients of a sum: a larger one could exceed the modulus."""
 MIN_RANGE = 1.0
 MAX_RANGE = 500.0
-"""The largest range: the sum of `MAX_CLIENTS` clients' masks is then exact to within 1/4."""
+"""Largest range: the sum of `MAX_CLIENTS` clients' masks is then exact to within 1/4."""
 SHARE_BYTES = 1 << 12
-"""Most bytes of keys and shares that a client of a sum sends or gets for each other client."""
+"""Most bytes of keys and shares that a client sends or gets for each other client of a sum."""
 _MASK_GENERATOR = "pseudo_rand_gen"
-"""The name by which Flower's functions call their generator of masks."""
+"""Name by which Flower's functions call their generator of masks."""
 
 
 def sum_groups(
     method: Method, federation: Federation, forms: Mapping[str, PyTree]
 ) -> dict[str, tuple[int, ...]]:
-    """Groups the clients whose uplinks are summed together, those of one shape.
+    """Groups the clients whose uplinks are summed together: those with uplinks of one shape.
 
     Args:
       method: decides what the server reads.
@@ -61,7 +61,7 @@ def sum_groups(
       forms: bucket name -> the form of its uplinks.
 
     Returns:
-      {name of the group, its buckets' names: ids of its clients}.
+      {name of the group, from its buckets': ids of its clients}.
 
     Raises:
       ValueError: the server needs more than sums, or a group is too small or large. One line.
@@ -98,7 +98,7 @@ def sum_groups(
 
 
 def check_server_reads(method: Method) -> None:
-    """Refuses a method whose server reads single uplinks.
+    """Rejects a method whose server reads single uplinks.
 
     Raises:
       ValueError: it does. One line.
@@ -115,7 +115,7 @@ def uplink_vector(uplink: PyTree) -> np.ndarray:
     for leaf in leaves_of(uplink):
         values = np.asarray(values_of(leaf), np.float32)
         if is_masked(leaf):
-            # rows that are not sent may be NaN, which no sum would lose again
+            # rows that are not sent may be NaN, which would make the sum NaN
             values = np.where(np.asarray(sent_rows(leaf)), values, np.float32(0))
         parts.append(values.ravel())
         if is_masked(leaf):
@@ -124,23 +124,23 @@ def uplink_vector(uplink: PyTree) -> np.ndarray:
 
 
 def vector_bytes(form: PyTree) -> int:
-    """Computes the bytes of a client's masked vector, 8 for each number, with its label."""
+    """Computes the bytes of a client's masked vector, 8 per number, with its label."""
     return array_bytes("vector", np.int64, (sum(_sizes(form)),))
 
 
 def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:
-    """Makes uplinks whose sum is that of the clients' own, as in the module's text.
+    """Makes uplinks with the same sum as the clients' own, see the module's docstring.
 
     Args:
-      form: the form of one uplink, a pytree of `jax.ShapeDtypeStruct`.
-      total: float64 [n], the sum of the clients' `uplink_vector`s, masks to within 1/4.
+      form: form of one uplink, a pytree of `jax.ShapeDtypeStruct`.
+      total: float64 [n], sum of the clients' `uplink_vector`s, masks to within 1/4.
       clients: ids of the clients in the sum.
 
     Returns:
       {client id: uplink of NumPy arrays}, ids ascending.
 
     Raises:
-      ValueError: the total is no such sum. One line.
+      ValueError: the total is not such a sum. One line.
     """
     num_clients, sizes = len(clients), _sizes(form)
     if total.shape != (sum(sizes),) or not np.isfinite(total).all():
@@ -162,13 +162,13 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
         per_row = over_rows(senders, values)
         share = np.where(per_row > 0, value_sum / np.maximum(per_row, 1), 0).astype(values.dtype)
         for i, leaves in enumerate(uplinks.values()):
-            # as many uplinks hold the row as clients have sent it, whichever these were
+            # as many uplinks have the row as clients sent it, whichever these were
             leaves.append(leaf._replace(values=share, mask=senders > i))
     return {client: from_leaves(form, leaves) for client, leaves in uplinks.items()}
 
 
 def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
-    """Rounds sums of masks to how many clients have sent each row."""
+    """Rounds sums of masks to the number of clients that sent each row."""
     counts = np.rint(mask_sum)
     inexact = (np.abs(mask_sum - counts) > 0.25).any()
     if inexact or (counts < 0).any() or (counts > num_clients).any():
@@ -179,22 +179,22 @@ def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
 
 
 def _sizes(form: PyTree) -> list[int]:
-    """Returns the lengths of the parts of a vector: a `Masked` has two, its values and its mask."""
+    """Returns the lengths of a vector's parts: a `Masked` has two, its values and its mask."""
     return [math.prod(array.shape) for array in jax.tree.leaves(form)]
 
 
 def threshold(num_clients: int) -> int:
-    """Returns how many of a sum's clients must be left at its end to put secrets together."""
+    """Returns how many clients must remain at the end of a sum to reconstruct secrets."""
     return max(MIN_CLIENTS, num_clients // 2 + 1)
 
 
 def mask_stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Draws masks, int64 arrays uniform below `MODULUS`: the key stream of AES under the whole key.
+    """Draws masks, int64 arrays uniform below `MODULUS`: AES's key stream under the whole key.
 
     Flower's own `pseudo_rand_gen` folds a key to 32 bits first, few enough to try them all.
 
     Args:
-      key: a key for this one use.
+      key: a single-use key.
       modulus: must be `MODULUS`.
       shapes: shapes of the arrays.
 
@@ -219,14 +219,14 @@ def mask_stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> 
 def with_mask_stream(function: FunctionType, **replaced: Any) -> FunctionType:
     """Copies one of Flower's functions so that it draws masks by `mask_stream`.
 
-    Flower's own function stays as it is: other users of flwr in this process keep theirs.
+    Flower's own function is unchanged, for other users of flwr in this process.
 
     Args:
-      function: a function of a module of Flower's SecAgg+.
-      **replaced: values that the copy takes for further names of that module.
+      function: function of a module of Flower's SecAgg+.
+      **replaced: values of further names of that module in the copy.
 
     Raises:
-      RuntimeError: the function draws no masks by the name known here, so that its masks would be
+      RuntimeError: the function calls no generator of the known name, so that its masks would be
         Flower's. One line.
     """
     if not replaced and _MASK_GENERATOR not in function.__code__.co_names:

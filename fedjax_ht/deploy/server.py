@@ -1,6 +1,6 @@
-"""The server of a deployment: the clients that it reaches, its models, its compiled programs.
+"""The server of a deployment: its clients, models and compiled programs.
 
-`rounds` plays its rounds.
+`rounds` runs its rounds.
 """
 
 import functools
@@ -45,29 +45,29 @@ from fedjax_ht.simulation.serving import run_server
 
 CLIENTS_FILE = "clients.json"
 KEPT_ENTRIES = ("client", "counts", "flops", "task", "meaning")
-"""Entries of a reply to "hello" that a run keeps, of all its clients."""
+"""Entries of a reply to "hello" that a run stores for all its clients."""
 MOST_SAMPLES = 10_000_000
-"""By default, of each split of a client."""
+"""Default of the most samples in each split of a client."""
 ClientHeaders = dict[int, dict[str, Any]]
 """Client id -> header of its reply to "hello"."""
 
 
 class Transport(NamedTuple):
-    """The functions by which messages reach clients, and what a server makes of their silence.
+    """The functions that carry messages to clients, and the limits on clients.
 
     Attributes:
-      meet: (hello, min_clients) -> headers of the clients that can be reached, by id; waits until
-        `min_clients` of them can, or its patience ends.
-      exchange: ({client: request}, {client: bytes}) -> {client: reply}, of the clients that reply
-        in time; the bytes are how long the arrays of a reply may be.
+      meet: (hello, min_clients) -> headers of the reachable clients, by id; waits until
+        `min_clients` are reachable, or its patience ends.
+      exchange: ({client: request}, {client: bytes}) -> {client: reply}, for the clients that reply
+        in time; the bytes limit the arrays of a reply.
       add: ({client: request}, {group: its clients}, {client: bytes}) -> ({client: reply},
         {group: total}), by a secure sum of each group's vectors, see `secure_sums.uplink_vector`.
-        A reply has no arrays; its header has "error" where the client is not in the sum. A total is
-        a float64 vector, or a line that says why there is none.
-      tell: takes a line for whoever watches the server.
-      patience: seconds to wait for a client where none can be reached.
-      most_samples: most samples of a split that a client may say it has.
-      audit: the log of the server.
+        A reply has no arrays; its header has "error" if the client is not in the sum. A total is a
+        float64 vector, or a message that explains why there is none.
+      tell: called with a message for the server's operator.
+      patience: seconds to wait for a client if none can be reached.
+      most_samples: most samples of a split that a client may report.
+      audit: the server's log.
     """
 
     meet: Callable[[Envelope, int], ClientHeaders]
@@ -83,7 +83,7 @@ class Transport(NamedTuple):
 
 
 def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders:
-    """Returns each client's header by id, the run's kept one first; see `server.make_server`."""
+    """Returns each client's header by id, the run's stored one first; see `make_server`."""
     known = read_clients(folder / CLIENTS_FILE)
     present = contact_clients(plan, transport, plan.num_clients)
     headers = present | known
@@ -103,7 +103,7 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
 
 
 def _refuse_unlike(client: int, header: dict[str, Any], first: dict[str, Any]) -> None:
-    """Refuses a client whose samples, or what their numbers mean, are not those of client 0."""
+    """Rejects a client whose samples, or their meaning, differ from client 0's."""
     if header["task"] != first["task"]:
         raise ValueError(
             f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
@@ -125,7 +125,7 @@ def hello(plan: Plan) -> Envelope:
 
 
 def contact_clients(plan: Plan, transport: Transport, min_clients: int) -> ClientHeaders:
-    """Returns the clients that can be reached and whose headers are valid, see `Transport.meet`."""
+    """Returns the reachable clients with valid headers, see `Transport.meet`."""
     valid = {}
     for client, header in transport.meet(hello(plan), min_clients).items():
         if problem := _problem(plan, client, header, transport.most_samples):
@@ -137,7 +137,7 @@ def contact_clients(plan: Plan, transport: Transport, min_clients: int) -> Clien
 
 
 def _problem(plan: Plan, client: int, header: dict[str, Any], most_samples: int) -> str:
-    """Says why a client is left out because of its header; "" where it is not."""
+    """Returns why a client is excluded because of its header; "" if it is not."""
     if client >= plan.num_clients:
         return f"the config has clients 0 to {plan.num_clients - 1}"
     if name := invalid_hello(header):
@@ -161,7 +161,7 @@ def write_clients(path: Path, headers: ClientHeaders) -> None:
 
 
 def read_clients(path: Path) -> ClientHeaders:
-    """Reads the file of `write_clients`; {} where there is none.
+    """Reads the file of `write_clients`; {} if there is none.
 
     Raises:
       ValueError: it is damaged. One line.
@@ -189,20 +189,20 @@ class Server(NamedTuple):
       counts: split -> number of samples, int64 [num_clients].
       flops: FLOPs of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
-      forms: bucket name -> the form of its uplinks, as the method's server reads them.
-      wire_forms: bucket name -> the form of the messages that carry them, see `core.codes`.
-      metrics: bucket name -> names of the metrics of its clients' training.
-      groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
+      forms: bucket name -> form of its uplinks, as the method's server reads them.
+      wire_forms: bucket name -> form of the messages that carry them, see `core.codes`.
+      metrics: bucket name -> names of its clients' training metrics.
+      groups: name -> ids of the clients whose uplinks are summed; None if uplinks arrive singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
       decode: bucket name -> compiled (message, server state, round, info) -> uplink.
       serve: `simulation.serving.run_server`.
       first: `simulation.engine.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
       public: the public set, on the server's device; None for methods that read none.
-      noise: the noise that the server adds itself; None where it adds none.
-      ledger: file of what was sent under noise, see `noise.add_to_ledger`.
-      saved: `last_round` of each checkpoint that is kept, int32 [num_clients].
-      transport: the functions by which messages reach clients.
+      noise: noise that the server adds itself; None if it adds none.
+      ledger: file about what was sent under noise, see `noise.add_to_ledger`.
+      saved: `last_round` of each kept checkpoint, int32 [num_clients].
+      transport: the functions that carry messages to clients.
     """
 
     plan: Plan
@@ -250,14 +250,14 @@ def make_server(
 ) -> Server:
     """Waits for the clients, and makes the models for the task that they report.
 
-    All clients are needed once: what they say of themselves is in `folder` from then on, and a
-    server that is started again goes on without those that it cannot reach.
+    All clients are needed once. Their headers are then stored in `folder`, and a restarted server
+    continues without those that it cannot reach.
 
     Args:
       plan: the config.
-      transport: the functions by which messages reach clients.
-      run: a name for this run, letters and digits.
-      folder: the folder of the run.
+      transport: the functions that carry messages to clients.
+      run: name of this run, letters and digits.
+      folder: folder of the run.
       entropy: draws the secrets of the server's noise.
       keep: number of checkpoints that a run keeps.
 
@@ -266,7 +266,7 @@ def make_server(
         read. One line.
     """
     if plan.unit is not None:
-        read_ledger(folder / LEDGER_FILE)  # refused before any client is asked
+        read_ledger(folder / LEDGER_FILE)  # fails before any client is asked
     headers = all_headers(plan, transport, folder)
     federation = make_models(plan, task_from_json(headers[0]["task"]))
     counts = {
@@ -282,7 +282,7 @@ def make_server(
             "clients without training samples are not asked to train, by --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
-    # what is made of a sum tells no client apart
+    # a sum does not tell clients apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
         plan=plan,
@@ -318,7 +318,7 @@ def _server_noise(
 
 
 def leave_out(server: Server, client: int, when: str, reason: str) -> None:
-    """Tells that a client is left out of a round or an evaluation, and why."""
+    """Reports that a client is excluded from a round or an evaluation, and why."""
     server.transport.tell(f"client {client}, {when}: {reason}")
     server.transport.audit("left_out", client=client, when=when, reason=reason)
 
@@ -330,17 +330,17 @@ def expected_entries(server: Server, client: int) -> Expected:
     return Expected(
         unit=unit,
         rules=server.plan.method.rules,
-        # what noise hides is not told
+        # metrics that noise hides are not sent
         metrics=() if unit in ("upload", "sample") else server.metrics[bucket.name],
         counts={split: int(counts[client]) for split, counts in server.counts.items()},
     )
 
 
 def run_name(folder: Path) -> str:
-    """Returns the name of the run in a folder, made at its first start.
+    """Returns the name of the run in a folder, created at its first start.
 
     Raises:
-      ValueError, OSError: the folder has none that can be read. One line.
+      ValueError, OSError: the folder has no readable name. One line.
     """
     path = folder / "run.json"
     if not path.exists():
@@ -375,7 +375,7 @@ def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, r
 
 def _decoder(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
     def decode(message, server, round, info):
-        # the downlink that the client answers, made again: nothing need be kept for it
+        # the downlink that the client answers is made again, so that it need not be kept
         downlink = _send_downlink(plan, federation, bucket, server=server, round=round, info=info)
         root, code = jax.random.key(plan.options.seed), plan.method.wire.code
         assert code is not None  # nothing else is decoded

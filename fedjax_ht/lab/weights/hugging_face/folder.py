@@ -55,7 +55,7 @@ class Settings(NamedTuple):
     def count(
         self, field: str, default: int | None = None, *, divisor: int = 1, most: int = _LARGEST
     ) -> int:
-        """Returns a positive multiple of `divisor`, at most `most`; by default `default`."""
+        """Returns a multiple of `divisor`, 1 to `most`; `default` if absent or null."""
         value = self.fields.get(field)
         value = default if value is None else value
         if type(value) is not int or not 0 < value <= most or value % divisor:
