@@ -1,5 +1,6 @@
-r"""Draws accuracy against one setting, a line an entry, with its seeds' spread (Figures 6 and 7 of
-FedSSA and of FedRAL).
+r"""Plots accuracy against one setting, one line per entry, with the spread over seeds.
+
+Figures 6 and 7 of FedSSA and of FedRAL.
 
     python -m experiments.accuracy_by_setting --setting=partition.options.classes_per_client \
         --of=RUNS/two,RUNS/four,RUNS/six --csv=classes.csv --picture=classes.png \
@@ -8,13 +9,12 @@ FedSSA and of FedRAL).
         --csv=shots.csv --picture=shots.png
     python -m experiments.accuracy_by_setting --csv=shots.csv --picture=shots.png
 
-Takes folders of `fedjax-ht compare` (or run) whose configs differ in one field, or CSV files with
-the value of each before it: a comparison's trials.csv, or the evaluations that
-`experiments.paper_table` writes. Folders that differ in another field are refused; fields that
-belong together, such as partition.num_clients,participation, are named together, and the first of
-them is the axis. Seeds may differ: those of one value are pooled. Writes a row for each value,
-entry and trial to --csv, and prints means and deviations; without --of the file is read, and drawn
-again.
+Takes folders of `fedjax-ht compare` (or run) whose configs differ in one field, or VALUE=FILE.csv:
+a comparison's trials.csv, or the evaluations that `experiments.paper_table` writes. Folders that
+differ in another field are rejected. Fields that belong together, such as
+partition.num_clients,participation, are named together; the first of them is the axis. Seeds may
+differ: those of one value are pooled. Writes a row for each value, entry and trial to --csv, and
+prints means and deviations. Without --of, the file is read and plotted again.
 """
 
 import operator
@@ -58,7 +58,7 @@ _CSV = flags.DEFINE_string(
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 
 NO_TRIALS = np.zeros(0)
-APART = 0.02  # between entries at one value, where neighbouring values are 1 apart
+APART = 0.02  # between entries at one value; neighbouring values are 1 apart
 
 
 def by_entry(points: Sequence[Point]) -> dict[str, dict[str, np.ndarray]]:
@@ -72,8 +72,10 @@ def by_entry(points: Sequence[Point]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def table_of(points: Sequence[Point]) -> Table:
-    """Makes a table of entries by values: means and deviations over trials in percent, and how many
-    trials there are where it is not the same number everywhere."""
+    """Makes a table of entries by values: means and deviations over trials in percent.
+
+    The number of trials is shown if it is not the same everywhere.
+    """
     values, entries = ordered(column(points, "value")), by_entry(points)
     counts: set[int] = set()
     for by_value in entries.values():
@@ -86,8 +88,7 @@ def table_of(points: Sequence[Point]) -> Table:
 
 
 def cell(accuracies: np.ndarray, counted: bool) -> str:
-    """Formats trials as "80.44 ± 0.60", one trial as "80.44" and none as "-", with their number if
-    asked for."""
+    """Formats trials as "80.44 ± 0.60", one as "80.44", none as "-"; `counted` adds how many."""
     if not len(accuracies):
         return "-"
     text = f"{accuracies.mean():.2f}"
@@ -97,8 +98,10 @@ def cell(accuracies: np.ndarray, counted: bool) -> str:
 
 
 def picture(points: Sequence[Point]) -> Figure:
-    """Draws a line an entry: means over trials, and bars from the lowest trial to the highest;
-    values are equally far apart."""
+    """Plots a line per entry: means over trials, with bars from the lowest to the highest trial.
+
+    Values are equally far apart.
+    """
     values, entries = ordered(column(points, "value")), by_entry(points)
     figure, axes = subplots(figsize=(6.4 if len(entries) <= FEW else 8.4, 4))
     looks = styles(entries)
@@ -106,7 +109,7 @@ def picture(points: Sequence[Point]) -> Figure:
         trials = list(by_value.values())
         means = np.array([accuracies.mean() for accuracies in trials])
         ends = [means - [min(x) for x in trials], [max(x) for x in trials] - means]
-        # Entries stand a little apart, so that bars of neighbours can be told from each other.
+        # Entries are slightly apart, so that bars of neighbours can be distinguished.
         apart = APART * (number - (len(entries) - 1) / 2)
         places = [values.index(value) + apart for value in by_value]
         look = {"ms": 4, "lw": 1.5, "elinewidth": 1, "capsize": 2} | looks[entry]
@@ -120,11 +123,10 @@ def picture(points: Sequence[Point]) -> Figure:
 
 
 def points_of(of: Sequence[str], settings: Sequence[str], score: str, by: str) -> list[Point]:
-    """Reads folders of comparisons or files, as --of names them; tells of runs that are not
-    finished.
+    """Reads folders of comparisons or files, as --of names them; reports unfinished runs.
 
     Raises:
-      ValueError, OSError: what is named is wrong. One line.
+      ValueError, OSError: a folder or file is wrong. One line.
     """
     if not settings:
         raise ValueError("give --setting, such as partition.options.alpha; see --help")

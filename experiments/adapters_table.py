@@ -1,4 +1,4 @@
-"""Prints the table of docs/adapters.md: methods on low-rank adapters beside whole models.
+"""Prints the table of docs/adapters.md: methods on low-rank adapters, and whole models.
 
 python -m experiments.adapters_table
 """
@@ -11,7 +11,7 @@ CLIENTS, RANKS, ROUNDS = 21, (2, 4, 8), 10
 
 
 def main() -> None:
-    """Trains an extractor by FedAvg, and every method from there."""
+    """Trains an extractor by FedAvg, and then every method from it."""
     dataset = fl.load_dataset("fashion_mnist_10k")
     partition = fl.make_partition("pathological", dataset, CLIENTS, seed=0, classes_per_client=4)
     model, shape = fl.mlp(10, (64, 32)), dataset.input_shape

@@ -1,17 +1,16 @@
-r"""Measures how much an honest server learns about the clients of a run from their uploads
-(docs/leaks.md).
+r"""Measures what an honest server learns about a run's clients from their uploads (docs/leaks.md).
 
     python -m experiments.attack --workdir=RUN --attack=dlg,geiping [--client=0] [--uploads=1] \
         [--batch=1] [--noise=0,0.05] [--tv=0.01,0.3] [--method=fedavg] [--trial=0] [--csv=STEM.csv]
     python -m experiments.attack --workdir=RUN --attack=membership [--csv=STEM.csv]
     python -m experiments.attack --csv=STEM.csv
 
-dlg and geiping play one more round of a client whose only training samples are its first --batch
-ones and who takes one step, and look for images that would have been sent alike; then the same with
-its next ones, --uploads times in all. A private run's client clips and adds noise as it does in the
+dlg and geiping run one more round of a client whose only training samples are its first --batch
+ones and who takes one step, and search for images that would have been sent alike; then the same
+with its next ones, --uploads times in all. A private run's client clips and adds noise as in the
 run. --csv adds the results to a file and writes the images of inversions to STEM_METHOD.png;
-without --workdir it shows the file's table. All entries of the run count, or the one that --method
-names. (What bad clients do to a federation is another thing: docs/bad_clients.md.)
+without --workdir it shows the file's table. All entries of the run are attacked, or the one that
+--method names. (For what bad clients do to a federation, see docs/bad_clients.md.)
 """
 
 import math
@@ -52,7 +51,7 @@ def numbers(flag: str, texts: list[str]) -> tuple[float, ...]:
     """Reads a flag's numbers.
 
     Raises:
-      ValueError: one of them is no number of at least 0. One line.
+      ValueError: one of them is not a number of at least 0. One line.
     """
     try:
         values = tuple(map(float, texts))
@@ -69,7 +68,7 @@ def inversions_of_flags(client: int, trial: int) -> Inversions:
     """Returns the inversions that the flags ask for.
 
     Raises:
-      ValueError: a flag has a value that it cannot have. One line.
+      ValueError: a flag has an invalid value. One line.
     """
     for kind in _ATTACK.value:
         if kind not in KINDS:
@@ -98,8 +97,7 @@ def inversions_of_flags(client: int, trial: int) -> Inversions:
 
 
 def picture_of(path: Path, method: str, inverted: Inverted) -> Path:
-    """Returns the path of a method's images: STEM_METHOD.png, with whatever else makes them another
-    case."""
+    """Returns the path of a method's images: STEM_METHOD.png, with parts that distinguish cases."""
     row = inverted.row
     parts = [path.stem, method]
     if row.batch > 1:
@@ -115,12 +113,12 @@ def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
     """Attacks one entry of a run.
 
     Args:
-      label: of the entry.
-      requested: inversions; membership is inferred where --attack names it.
-      path: of the CSV, beside which images are drawn; None draws none.
+      label: label of the entry.
+      requested: inversions; membership is inferred if --attack names it.
+      path: path of the CSV, beside which images are drawn; None draws none.
 
     Raises:
-      ValueError: --method names the entry, and it cannot be inverted.
+      ValueError: --method names the entry, but it cannot be inverted.
     """
     options = flags.FLAGS
     loaded, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
@@ -133,7 +131,7 @@ def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
     except ValueError as error:
         if options.method:
             raise
-        print(f"{label}: {error}", flush=True)  # the other entries are attacked all the same
+        print(f"{label}: {error}", flush=True)  # the other entries are still attacked
         return rows
     if path and inverted:
         picture(inverted, picture_of(path, loaded.run.entry.method, inverted[0]))

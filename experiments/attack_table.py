@@ -3,8 +3,8 @@
     python -m experiments.attack_table checkpoints/runs experiments/results/attacked.csv
     python -m experiments.attack_table experiments/results/attacked.csv
 
-The mean over trials of the last evaluation. Without attackers the same clients are scored as with
-them: those that would be honest at 10 and at 30 %.
+Accuracies are means over trials at the last evaluation. Runs without attackers score the same
+clients as runs with them: those that would be honest at 10 and at 30 %.
 """
 
 import csv
@@ -31,12 +31,12 @@ class Score(NamedTuple):
     """The last evaluation of one trial.
 
     Attributes:
-      attack: its kind; "none" without attackers.
-      share: of the clients that attack, or, in a run without attackers, whose accuracy is left
+      attack: kind of the attack; "none" without attackers.
+      share: share of the clients that attack or, in a run without attackers, whose accuracy is left
         out.
       defence: the last one of `config.robust`; "none" without.
-      method, seed, round: of the evaluation.
-      accuracy: mean over the clients that do not belong to the share.
+      method, seed, round: method, seed and round of the evaluation.
+      accuracy: mean over the clients outside the share.
     """
 
     attack: str
@@ -52,8 +52,8 @@ def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score
     """Yields the scores of one run.
 
     Args:
-      folder: of the run.
-      shares: of the clients that are left out in a run without attackers.
+      folder: folder of the run.
+      shares: shares of the clients that are left out in a run without attackers.
     """
     config = read_folder(folder).fields
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
@@ -88,8 +88,7 @@ def read(path: Path) -> list[Score]:
 
 
 def markdown(scores: Iterable[Score]) -> str:
-    """Makes a table for each share, in Markdown: a line an attack and defence, a column a method,
-    percent."""
+    """Makes a Markdown table per share: a row per attack and defence, a column per method, in %."""
     scores = list(scores)
     methods = list(dict.fromkeys(column(scores, "method")))
     tables = []

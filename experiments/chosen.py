@@ -1,14 +1,14 @@
-r"""Prints what searches chose, or the best form of a comparison, as entries for another comparison.
+r"""Prints the choices of searches, or the best form in a comparison, as entries to compare next.
 
     fedjax-ht compare ... --methods="$(python -m experiments.chosen --runs=RUNS local fedssa)"
     fedjax-ht compare ... --methods="$(python -m experiments.chosen --runs=RUNS \
         --method=fedavg+dfrd --score=global_accuracy_head --with=alpha=0.0,b_div=0.0 forms)"
 
-The words are folders below --runs. Of a search (`fedjax-ht sweep`) it is the point that validation
-chose. Of a comparison it is the entry of --method with the highest --score in the round that --by
-says, mean over trials: by test accuracy, so that it may choose what to take apart, and is no
-result. --with prints the entry with each of these settings instead. What is not finished is
-refused.
+The words are folders below --runs. For a search (`fedjax-ht sweep`), the entry is the point that
+validation chose. For a comparison, it is the entry of --method with the highest --score in the
+round that --by selects, mean over trials. That is by test accuracy: it may choose what to ablate,
+and is not a result. --with prints the entry with each of these settings instead. Unfinished folders
+are rejected.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ def winner(folder: RunFolder, method: str | None, *, score: str, by: str) -> str
     """Returns the entry of a comparison whose score is highest.
 
     Args:
-      folder: of the comparison.
-      method: whose entries count; None is all.
-      score, by: as of `run_folders.trial_scores`.
+      folder: folder of the comparison.
+      method: method whose entries count; None for all.
+      score, by: as for `run_folders.trial_scores`.
 
     Raises:
-      ValueError: it is not finished, has no such score or no entry of the method. One line.
+      ValueError: it is unfinished, or has no such score or no entry of the method. One line.
     """
     if lines := unfinished(folder):
         raise ValueError(f"{lines[0]}; give the same comparison again, which goes on")
@@ -62,10 +62,10 @@ def winner(folder: RunFolder, method: str | None, *, score: str, by: str) -> str
 
 
 def chosen(path: Path, method: str | None, *, score: str, by: str) -> str:
-    """Returns what the search or the comparison in a folder chose; arguments as of `winner`.
+    """Returns the choice of the search or comparison in a folder; arguments as for `winner`.
 
     Raises:
-      ValueError, OSError: there is none, or it is not finished. One line.
+      ValueError, OSError: there is none, or it is unfinished. One line.
     """
     if (path / RECORD).exists():
         return choice(read_search(path))
@@ -73,7 +73,7 @@ def chosen(path: Path, method: str | None, *, score: str, by: str) -> str:
 
 
 def entries_with(entry: str, settings: Sequence[str]) -> list[str]:
-    """Returns the entry with each of the settings, or by itself where there are none."""
+    """Returns the entry with each of the settings, or by itself if there are none."""
     return [f"{entry}:{setting}" for setting in settings] or [entry]
 
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse_words(arguments: list[str]) -> list[str]:
-    """Parses a command line of flags and words."""
+    """Parses a command line with flags and words."""
     return parse_flags(arguments, takes_words=True)
 
 

@@ -1,5 +1,4 @@
-"""Evaluations of many runs in one CSV: writing and reading them, the best of each, and their
-curves; and published numbers."""
+"""Evaluations of many runs in one CSV, their best rounds and curves; and published numbers."""
 
 import csv
 import operator
@@ -35,7 +34,7 @@ COLUMNS = (
     "best_participants_head",
     "best_participants_global",
     "loss",
-    "classes",  # that somebody uploaded, of methods that tell
+    "classes",  # uploaded by any client, for methods that report it
     "uplink_bytes",  # of one round, all clients together
     "downlink_bytes",
 )
@@ -66,9 +65,11 @@ class Run(NamedTuple):
 
 
 def write_evaluations(runs: Sequence[Run], path: Path) -> None:
-    """Writes a row for each evaluation, which `read_evaluations` reads back; bytes are those of the
-    round before it, "best_participants" is the highest accuracy of a round's participants so
-    far."""
+    """Writes a row for each evaluation, which `read_evaluations` reads back.
+
+    Bytes are those of its round; "best_participants" is the highest accuracy of a round's
+    participants so far.
+    """
     lines = []
     for run in runs:
         for row in evaluated(run.history):
@@ -81,8 +82,7 @@ def write_evaluations(runs: Sequence[Run], path: Path) -> None:
 
 
 def best_so_far(history: Sequence[Row], last: int) -> dict[str, float]:
-    """Returns the highest accuracies of participants up to a round, by the CSV's columns; columns
-    without a value are left out."""
+    """Returns the participants' highest accuracies up to a round, by CSV column, if any."""
     highest = {}
     rows = [row for row in history if row["round"] <= last]
     for column in COLUMNS:
@@ -94,14 +94,16 @@ def best_so_far(history: Sequence[Row], last: int) -> dict[str, float]:
 
 
 def score_of(column: str) -> str:
-    """Returns the score that a column "best_..." holds the highest value of."""
+    """Returns the score whose highest value a column "best_..." holds."""
     return column.replace("best_", "accuracy_")
 
 
 def read_evaluations(path: Path) -> list[Run]:
-    """Reads the runs of a file that `write_evaluations` wrote: the evaluations, and before each
-    evaluation a row with the participants' best until then, as a run's history has rows without an
-    evaluation."""
+    """Reads the runs of a file that `write_evaluations` wrote.
+
+    Before each evaluation there is a row with the participants' best so far, as a run's history has
+    rows without an evaluation.
+    """
     histories = defaultdict(list)
     with path.open(newline="") as file:
         for cells in csv.DictReader(file):
@@ -111,7 +113,7 @@ def read_evaluations(path: Path) -> list[Run]:
 
 
 def rows_from(cells: Mapping[str, str]) -> list[Row]:
-    """Returns the rows of a history that a line of a CSV of evaluations stands for."""
+    """Returns the rows of a history that a line in a CSV of evaluations represents."""
     when = {"round": int(cells["round"])}
     row = when | {"uplink_payload_bytes": 0, "downlink_payload_bytes": 0}
     participants = dict(when)
@@ -128,8 +130,7 @@ def rows_from(cells: Mapping[str, str]) -> list[Row]:
 
 
 def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """Reads published numbers: (dataset, method) -> the CSV's rows, one for each source; nothing
-    for no path."""
+    """Reads published numbers: (dataset, method) -> CSV rows, one per source; {} without path."""
     published = defaultdict(list)
     if path is None:
         return published
@@ -144,8 +145,8 @@ def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
 
     Args:
       runs: the runs.
-      score: that the evaluation must have.
-      by: score that is best there; None is `score`.
+      score: score that the evaluation must have.
+      by: score that is best there; None for `score`.
     """
     best = []
     for run in runs:
@@ -167,8 +168,7 @@ def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def together(runs: Sequence[Run], score: str) -> list[list[Row]]:
-    """Returns the rows of each run with the evaluations that all of them have and that have the
-    score."""
+    """Returns the rows of each run for the evaluations with the score that all runs have."""
     scored = []
     for run in runs:
         rows = [row for row in evaluated(run.history) if score in row]
@@ -178,12 +178,14 @@ def together(runs: Sequence[Run], score: str) -> list[list[Row]]:
 
 
 def curves(runs: Sequence[Run], score: str) -> Figure:
-    """Draws one picture a dataset, one line a method: the mean over its runs, and a band from the
-    lowest to the highest."""
+    """Plots a picture per dataset and a line per method: the mean over its runs.
+
+    Bands reach from the lowest to the highest run.
+    """
     methods, width = {}, 0.0
     for dataset, of_dataset in by_dataset(runs).items():
         methods[dataset] = by_method(of_dataset, score)
-        # a legend beside needs room
+        # a legend beside the axes needs room
         width += 6.4 if len(methods[dataset]) <= FEW else 9.0
     figure, axes = subplots(1, len(methods), figsize=(width, 4), squeeze=False)
     for (dataset, groups), place in zip(methods.items(), axes[0]):

@@ -6,14 +6,14 @@ discriminator  E softplus(D(G(z)) - D(x)) + (gamma / 2) (E ||grad D(x)||^2 + E |
 generator      E softplus(D(x) - D(G(z))), on the same pairs and the discriminator before its step
 shipped        an exponential moving average of the generator
 
-The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the
-non-saturating loss with the first penalty alone took up one kind of garment after the other.
+The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024). The
+non-saturating loss with only the first penalty produced one kind of garment after the other.
 
 A conditional generator sees the class of the real image of its pair, and the discriminator adds the
 product of its features with a row of the class (projection, Miyato and Koyama, ICLR 2018). A batch
-has several images of each of a few classes, whose standard deviation the discriminator sees class
-by class: among images of all classes it does not see that those of a class are all alike, and soon
-they are.
+has several images of each of a few classes, and the discriminator sees their standard deviation
+class by class. Among images of all classes it would not notice that those of one class are all
+alike, and soon they would be.
 """
 
 import functools
@@ -32,23 +32,23 @@ from fedjax_ht.ops import conv2d
 
 # outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches
 LOWERING = "native"
-GROUP = 32  # images whose standard deviation a discriminator sees
-GROUP_OF_CLASS = 8  # of one class, where there are classes
+GROUP = 32  # images over which a discriminator sees the standard deviation
+GROUP_OF_CLASS = 8  # the same for each class, if there are classes
 
 
 class Recipe(NamedTuple):
     """Hyper-parameters of a generator's training; the shipped generators have the defaults.
 
     Attributes:
-      channels: of maps of 4, 8, 16 and 32 pixels; the discriminator has none of the last.
+      channels: channels of maps of 4, 8, 16 and 32 pixels; the discriminator lacks the last.
       latent_dim: H.
-      batch_size: images a step.
-      learning_rate: of both Adam(0, 0.99).
+      batch_size: images per step.
+      learning_rate: learning rate of both Adam(0, 0.99).
       penalty: gamma.
       penalty_every: steps from one pair of penalties to the next.
       average_images: half-life of the moving average, in images.
-      average_share: at most this share of the images seen so far is the half-life.
-      num_classes: of a conditional generator; 0 makes one without classes.
+      average_share: largest half-life, as a share of the images seen so far.
+      num_classes: number of classes of a conditional generator; 0 for an unconditional one.
     """
 
     channels: tuple[int, int, int, int] = (128, 96, 48, 16)
@@ -66,10 +66,10 @@ class GanState(NamedTuple):
     """The state of a training, which a step changes.
 
     Attributes:
-      step: how many there have been.
-      generator, discriminator: the networks' weights.
-      generator_optimizer, discriminator_optimizer: what Adam keeps.
-      average: the generator's moving average, which is what is shipped.
+      step: number of steps so far.
+      generator, discriminator: weights of the networks.
+      generator_optimizer, discriminator_optimizer: states of Adam.
+      average: moving average of the generator, which is shipped.
       losses: moving averages of "discriminator" and "generator" loss and of "penalty", the sum of
         both.
     """
@@ -114,8 +114,10 @@ def init_discriminator(
     image_channels: int,
     num_classes: int = 0,
 ) -> PyTree:
-    """Draws the discriminator's weights from N(0, 1) (a layer's gain is applied where it is used);
-    biases are zero."""
+    """Draws the discriminator's weights from N(0, 1); biases are zero.
+
+    A layer's gain is applied where it is used.
+    """
     low, middle, high, _ = channels
     kernels = {
         "image": (1, 1, 4 * image_channels, high),
@@ -135,9 +137,9 @@ def init_discriminator(
         "weight": normal(keys["dense"], (16 * low, low)),
         "bias": jnp.zeros(low),
     }
-    # Without a bias, which a difference of scores would not see.
+    # Without a bias, which cancels in a difference of scores.
     discriminator["score"] = normal(keys["score"], (low,))
-    if num_classes:  # it begins as one that does not see them
+    if num_classes:  # zeros: at first it ignores classes
         discriminator["classes"] = jnp.zeros((num_classes, low))
     return discriminator
 
@@ -148,9 +150,9 @@ def discriminate(
     """Scores images: float [B], high for images that look real.
 
     Args:
-      discriminator: its weights.
+      discriminator: weights of the discriminator.
       images: float [B, 32, 32, C] in [-1, 1]; B is a multiple of min(B, 32).
-      labels: int [B], the classes that images should be of, in `batch_rows`' order; None without
+      labels: int [B], the intended classes of the images, in `batch_rows`' order; None without
         classes.
     """
     group = GROUP if labels is None else GROUP_OF_CLASS
@@ -181,15 +183,17 @@ def _halve(x: jax.Array) -> jax.Array:
 
 
 def _unshuffle(x: jax.Array) -> jax.Array:
-    """Makes channels of blocks of 2x2 pixels."""
+    """Turns blocks of 2x2 pixels into channels."""
     n, height, width, channels = x.shape
     blocks = x.reshape(n, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(n, height // 2, width // 2, 4 * channels)
 
 
 def _with_spread(x: jax.Array, group: int) -> jax.Array:
-    """Appends a channel: the mean standard deviation within the sample's group of at most `group`,
-    which tells of repeated images. Of n groups sample i belongs to group i mod n."""
+    """Appends a channel: the mean standard deviation within the sample's group of at most `group`.
+
+    It reveals repeated images. With n groups, sample i belongs to group i mod n.
+    """
     groups = x.reshape(min(group, len(x)), -1, *x.shape[1:])
     spread = jnp.sqrt(groups.var(0) + 1e-8).mean((1, 2, 3))
     return jnp.concatenate(
@@ -201,12 +205,12 @@ def batch_rows(key: jax.Array, classes: jax.Array, recipe: Recipe) -> jax.Array:
     """Draws the images of a batch.
 
     Args:
-      key: of the draws.
+      key: key of the draws.
       classes: int [N], the images' classes; ascending for a conditional generator.
       recipe: hyper-parameters.
 
     Returns:
-      int [B], places in `classes`. For a conditional generator image i is of class i mod n of n
+      int [B], indices into `classes`. For a conditional generator, image i is of class i mod n of n
       drawn classes, `GROUP_OF_CLASS` of each; classes are drawn by their share of the images.
     """
     if not recipe.num_classes:
@@ -231,11 +235,11 @@ def train_step(
 
     Args:
       recipe: hyper-parameters.
-      state: donated.
+      state: state before the step; donated.
       images: uint8 [N, 32, 32, 1 or 3], all training images.
-      classes: int [N], theirs, ascending; read by a conditional generator alone.
+      classes: int [N], their classes, ascending; used only by a conditional generator.
       seed: int scalar.
-      penalise: add the penalties; see `is_penalised`.
+      penalise: True adds the penalties; see `is_penalised`.
     """
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), 3)
     rows = batch_rows(keys[0], classes, recipe)
@@ -296,5 +300,5 @@ def train_step(
 
 
 def is_penalised(recipe: Recipe, step: int) -> bool:
-    """Returns whether the step of this number, counted from 0, carries the penalties."""
+    """Returns whether the step with this number, counted from 0, has the penalties."""
     return step % recipe.penalty_every == 0

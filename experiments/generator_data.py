@@ -1,5 +1,4 @@
-"""Reads images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an
-.npz of JPEG files."""
+"""Reads a generator's training images: labelled 32x32 bytes, of a dataset or an .npz of JPEGs."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ class Pictures(NamedTuple):
 
     Attributes:
       images: uint8 [N, 32, 32, 1 or 3].
-      labels: int32 [N], positions in `classes`.
-      classes: their names.
+      labels: int32 [N], indices into `classes`.
+      classes: names of the classes.
     """
 
     images: np.ndarray
@@ -34,16 +33,16 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
     """Reads training images.
 
     Args:
-      data: a name that `load_dataset` knows, whose official training set is taken if it has one; or
-        the path of an .npz with "jpeg" (uint8, JPEG files one after another), "offset" (where each
+      data: name that `load_dataset` knows, of which the official training set is used if there is
+        one; or path of an .npz with "jpeg" (uint8, concatenated JPEG files), "offset" (where each
         starts, and the end), "label" and "wnid" (the classes' names). Images smaller than 32x32 get
         a black frame, larger ones are resized.
-      data_dir: where the dataset's files are.
+      data_dir: folder of the dataset's files.
       classes: names of the classes to keep; all if empty.
 
     Raises:
-      ValueError: there is no such dataset or class, a class is named twice, the set is none of
-        images, or the images of the .npz are not 32x32. FileNotFoundError: a file is missing.
+      ValueError: there is no such dataset or class, a class is named twice, the set has no images,
+        or the images of the .npz are not 32x32. FileNotFoundError: a file is missing.
     """
     # "npz:FILE" is a dataset; a plain path is a file of JPEGs.
     if data.endswith(".npz") and ":" not in data:
@@ -92,11 +91,11 @@ def _read_jpegs(path: Path) -> Pictures:
 
 
 def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Colour images of one size, uint8 [N, H, W, 3].
+    """Reads colour images of one size, uint8 [N, H, W, 3].
 
     Args:
-      arrays: "jpeg" uint8, the files one after another, and "offset" [N + 1], where each starts and
-        the last ends; beside them are "label" [N] and "wnid", the classes' names.
+      arrays: "jpeg" uint8, the concatenated files, and "offset" [N + 1], where each starts and the
+        last ends; also "label" [N] and "wnid", the classes' names.
 
     Raises:
       ValueError: an entry is missing, or the sizes differ.

@@ -1,5 +1,4 @@
-"""Scores of a generator: sharpness, variety, distance to real images; and pictures to judge it by
-eye."""
+"""Scores of a generator (sharpness, variety, distance to real images), and pictures to inspect."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,8 +29,7 @@ LABELS = {
 
 
 def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array]:
-    """Draws latents of an embedded generator by kind, float [n, H]: valid, truncated, and three
-    kinds of invalid ones."""
+    """Draws an embedded generator's latents by kind, float [n, H]; three kinds are invalid."""
     keys = jax.random.split(key)
     valid = generator.sample_w(generator.variables, keys[0], n)
     normal = jax.random.normal(keys[1], valid.shape)
@@ -52,8 +50,9 @@ def render_all(generator: Generator, w: jax.Array, batch_size: int = 100) -> np.
 
 
 def laplacian_variance(images: np.ndarray) -> np.ndarray:
-    """Computes sharpness: the variance over pixels of 4 x minus its four neighbours, x being the
-    mean of the channels.
+    """Computes sharpness: the variance over pixels of 4 x minus its four neighbours.
+
+    x is the mean over channels.
 
     Args:
       images: float [n, h, w, C] in [0, 1].
@@ -69,26 +68,27 @@ def laplacian_variance(images: np.ndarray) -> np.ndarray:
 
 
 def pair_distance(images: np.ndarray) -> float:
-    """Computes variety: the mean over neighbouring pairs of the root mean square of their
-    difference."""
+    """Computes variety: the root mean square difference, mean over neighbouring pairs."""
     return float(np.sqrt(np.mean((images - np.roll(images, 1, 0)) ** 2, (1, 2, 3))).mean())
 
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Computes the Frechet distance between Gaussians fitted to two samples of features, float
-    [n, D] and [m, D] (Heusel et al., NeurIPS 2017)."""
+    """Computes the Frechet distance between Gaussians fitted to features, float [n, D] and [m, D].
+
+    Source: Heusel et al., NeurIPS 2017.
+    """
     a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     shared = np.sqrt(np.linalg.eigvals(a @ b).real.clip(0)).sum()
     return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(a) + np.trace(b) - 2 * shared)
 
 
 class Judge(NamedTuple):
-    """A small CNN that was trained on real pictures.
+    """A small CNN trained on real pictures.
 
     Attributes:
       features: images float [n, 32, 32, 3] in [0, 1] -> float [n, 64].
       classify: features -> classes int [n].
-      accuracy: on pictures that it has not seen.
+      accuracy: accuracy on held-out pictures.
     """
 
     features: Callable[[np.ndarray], np.ndarray]
@@ -99,10 +99,7 @@ class Judge(NamedTuple):
 def train_classifier(
     pictures: Pictures, steps: int = 1000, batch_size: int = 64, seed: int = 0
 ) -> Judge:
-    """Trains a small CNN on nine tenths of the pictures.
-
-    Its accuracy is that on the last tenth.
-    """
+    """Trains a small CNN on nine tenths of the pictures; its accuracy is that on the last tenth."""
     convs = ConvLayer(16), ConvLayer(32)
     model = SplitModel(ConvFeatures(convs, (64,)), Linear(len(pictures.classes)))
     order = np.random.default_rng(seed).permutation(len(pictures.images))
@@ -151,10 +148,10 @@ def score(
     """Scores an embedded generator against the images it was trained on.
 
     Returns:
-      "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for
-      "real" and each kind of latents "laplacian_variance", "pair_distance" and (not "real")
-      "frechet_distance", over `n` images. Of a conditional generator also "class_accuracy", the
-      share of its images that the CNN takes for the class that was asked for.
+      "classifier_accuracy" of the CNN whose features the Frechet distances use, and for "real" and
+      each kind of latents "laplacian_variance", "pair_distance" and (except "real")
+      "frechet_distance", over `n` images. For a conditional generator also "class_accuracy", the
+      share of its images that the CNN assigns to the requested class.
     """
     features, classify, accuracy = train_classifier(pictures, steps)
     chosen = np.random.default_rng(0).permutation(len(pictures.images))[:n]
@@ -183,14 +180,13 @@ def score(
 
 
 def write_grid(path: Path, images: np.ndarray, zoom: int = 2) -> None:
-    """Writes images, float [rows, columns, h, w, 3] in [0, 1], as one .png, each pixel `zoom`
-    pixels wide."""
+    """Writes images, float [rows, columns, h, w, 3] in [0, 1], as one .png, enlarged by `zoom`."""
     with atomic_open(path, "wb") as file:
         Image.fromarray(_sheet(images, zoom)).save(file, format="png")
 
 
 def write_comparison(path: Path, generator: Generator, columns: int = 14, seed: int = 1) -> None:
-    """Writes valid, truncated and invalid samples, one under the other and named, as one .png."""
+    """Writes valid, truncated and invalid samples, one below the other with names, as one .png."""
     rows = {"valid": 4, "truncated": 2, "normal": 2, "small_normal": 1, "unit": 1}
     kinds = latents(generator, jax.random.key(seed), max(rows.values()) * columns)
     sheets = {}
@@ -224,5 +220,5 @@ def _sheet(images: np.ndarray, zoom: int) -> np.ndarray:
 
 
 def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
-    """Pulls latents, float [n, H], towards their mean: psi 1 changes nothing, psi 0 gives it."""
+    """Pulls latents, float [n, H], towards their mean: psi 1 changes nothing, 0 gives it."""
     return variables["average"] + psi * (w - variables["average"])

@@ -1,4 +1,4 @@
-"""Training of an embedded generator that can be stopped and resumed, and its export as .npz."""
+"""Training of an embedded generator, which can be stopped and resumed, and its export as .npz."""
 
 import csv
 import subprocess
@@ -22,7 +22,7 @@ from fedjax_ht.models.generator import Card
 
 SAVE_SECONDS = 300
 LOG_STEPS = 50
-# median ||w - w'||^2 of what is shipped; FedKTL's kernels have bandwidths of 10 to 50
+# median ||w - w'||^2 of shipped generators; FedKTL's kernels have bandwidths of 10 to 50
 SQUARED_DISTANCE = 60.0
 LOG_FIELDS = ("images", "discriminator", "generator", "penalty")
 
@@ -38,21 +38,20 @@ def train(
     stop: Callable[[int], bool],
     save: Callable[[GanState, Log], None],
 ) -> tuple[GanState, Log]:
-    """Trains until `stop`, which is asked before each step with its number; saves every five
-    minutes and at the end.
+    """Trains until `stop`, asked before each step; saves every five minutes and at the end.
 
     Args:
       recipe: hyper-parameters.
-      pictures: what to train on.
-      seed: of all randomness, which is a function of (seed, step): a run that goes on is the run
+      pictures: training images.
+      seed: seed of all randomness, which is a function of (seed, step): a resumed run equals one
         that never stopped.
-      state: where to go on; it is donated.
+      state: state to resume from; donated.
       log: rows so far.
-      stop: step -> whether this is the end.
+      stop: number of the step -> whether to end.
       save: writes a checkpoint.
     """
     images, classes = pictures.images, pictures.labels
-    if recipe.num_classes:  # their batches are drawn class by class
+    if recipe.num_classes:  # its batches are drawn class by class
         order = np.argsort(classes, kind="stable")
         images, classes = images[order], classes[order]
     images, classes = jnp.asarray(images), jnp.asarray(classes)
@@ -72,7 +71,7 @@ def train(
 
 
 def write_checkpoint(workdir: Path, state: GanState, log: Log) -> None:
-    """Writes checkpoint.npz and losses.csv below `workdir`, each as a whole."""
+    """Writes checkpoint.npz and losses.csv below `workdir`, each atomically."""
     arrays = {f"state/{i:03d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     with atomic_open(workdir / "checkpoint.npz", "wb") as file:
         np.savez(file, log=np.array(log, np.float64).reshape(-1, len(LOG_FIELDS)), **arrays)
@@ -84,7 +83,7 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
     """Reads the newest checkpoint; without one, returns `like` and an empty log.
 
     Raises:
-      ValueError: it is damaged, or of another recipe.
+      ValueError: it is damaged, or belongs to another recipe.
     """
     path = workdir / "checkpoint.npz"
     if not path.exists():
@@ -94,7 +93,7 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
         with opened_npz(path) as file:
             stored = [file[f"state/{i:03d}"] for i in range(len(leaves))]
             log = [tuple(row) for row in file["log"].tolist()]
-    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
+    except Exception as error:  # zipfile, zlib and numpy raise different errors for damage
         raise ValueError(f"{path} cannot be read ({error}); choose another --workdir") from error
     if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(stored, leaves)):
         raise ValueError(f"{path} is of another recipe; choose another --workdir")
@@ -102,8 +101,7 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
 
 
 def revision() -> str:
-    """Returns the commit of the working tree, "-dirty" if it has changes; "unknown" outside version
-    control."""
+    """Returns the working tree's commit, "-dirty" if changed; "unknown" without version control."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -135,15 +133,14 @@ def export(
     seed: int,
     score: Callable = score,
 ) -> dict[str, Any]:
-    """Writes the moving average, its w rescaled, with scores, to `out` and its samples to a .png
-    beside it.
+    """Writes the moving average, its w rescaled, with scores, to `out`, and its samples as .png.
 
     Args:
       out: the file.
-      state, recipe, seed: of the training.
-      pictures: what it was trained on.
-      card: where the generator comes from.
-      score: (generator, pictures) -> scores, as JSON takes them.
+      state, recipe, seed: state, recipe and seed of the training.
+      pictures: training images.
+      card: the generator's origin.
+      score: (generator, pictures) -> scores, as JSON values.
 
     Returns:
       The scores.
@@ -159,7 +156,7 @@ def export(
         "revision": revision(),
     }
     save_embedded(out, variables, card, metadata)
-    generator = embedded.load_embedded(out)  # what is scored is what is shipped, in float16
+    generator = embedded.load_embedded(out)  # scores what is shipped, in float16
     scores = score(generator, pictures)
     save_embedded(out, variables, card, metadata | {"scores": scores})
     write_comparison(out.with_suffix(".png"), generator)
@@ -171,20 +168,20 @@ def rescale_w(
 ) -> tuple[PyTree, float]:
     """Returns the same generator with another scale of w.
 
-    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky
-    ReLU is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
-    bandwidths (10 to 50), which see nothing at distances far above them.
+    The last mapping layer is multiplied by s and the styles' weights are divided by it: leaky ReLU
+    is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
+    bandwidths (10 to 50), which vanish at distances far above them.
 
     Args:
       variables: variables of the generator.
-      squared_distance: the median of ||w - w'||^2 afterwards, such as 60.
-      key: the key of the `samples` latents that distances and mean are measured on.
+      squared_distance: median of ||w - w'||^2 afterwards, such as 60.
+      key: key of the `samples` latents on which distances and mean are measured.
 
     Returns:
       The new variables, with "average" measured, and s.
     """
     w = embedded.sample_w(variables, key, samples)
-    # Distances of each latent to the next one drawn.
+    # Distances between each latent and the next.
     squared_distances = jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)
     scale = float(jnp.sqrt(squared_distance / jnp.median(squared_distances)))
     last = {name: x * scale for name, x in variables["mapping"]["1"].items()}
@@ -204,14 +201,13 @@ def rescale_w(
 def save_embedded(
     path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]
 ) -> None:
-    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON
-    object.
+    """Writes a generator as .npz: float16 weights by path in `variables`, and one JSON object.
 
     Args:
-      path: the file; it is replaced as a whole.
-      variables: variables in the structure that `embedded.init_variables` makes.
+      path: the file; replaced atomically.
+      variables: variables as `embedded.init_variables` makes them.
       card: the generator's origin.
-      metadata: further facts about the generator, as JSON takes them.
+      metadata: further facts about the generator, as JSON values.
     """
     arrays = {}
     for key, x in jax.tree_util.tree_leaves_with_path(variables):

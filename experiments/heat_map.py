@@ -1,4 +1,4 @@
-r"""Draws a heat map of two options, of a search or a comparison (DFRD, Figures 4 and 5).
+r"""Plots a heat map over two options, for a search or a comparison (DFRD, Figures 4 and 5).
 
     fedjax-ht sweep --config=few_samples --entry=fedtgp --over=weight=0.1,1,10 \
         --over=training.learning_rate=0.01,0.03,0.1 --workdir=SEARCH
@@ -8,11 +8,11 @@ r"""Draws a heat map of two options, of a search or a comparison (DFRD, Figures 
         --score=global_accuracy_head --csv=map.csv --picture=map.png
     python -m experiments.heat_map --csv=map.csv --picture=map.png
 
-Of a search a cell is a point's validation accuracy after the most rounds that all points have
-trained for. Of a comparison it is --score in the round that --by says, mean over trials; DFRD's
-figures are of the server's model, which no search scores. Entries that differ in a third setting
-are refused, those without the two options are left out. Writes a row a cell to --csv, and prints
-the map; without --of the file is read, and drawn again.
+For a search, a cell is a point's validation accuracy after the most rounds for which all points
+have trained. For a comparison, it is --score in the round that --by selects, mean over trials;
+DFRD's figures show the server's model, which no search scores. Entries that differ in a third
+setting are rejected, and those without the two options are skipped. Writes a row per cell to --csv,
+and prints the map. Without --of, the file is read and plotted again.
 """
 
 import csv
@@ -65,10 +65,10 @@ class Cell(NamedTuple):
 
     Attributes:
       x, x_value, y, y_value: the options, and their values as text.
-      entry: label.
-      score: what the accuracy is.
-      trials: how many it is the mean of.
-      accuracy: in [0, 1]; NaN where a client or the server stopped being finite.
+      entry: label of the entry.
+      score: name of the accuracy.
+      trials: number of trials over which it is the mean.
+      accuracy: in [0, 1]; NaN if a client or the server did not stay finite.
     """
 
     x: str
@@ -82,8 +82,9 @@ class Cell(NamedTuple):
 
 
 def cells_of_search(search: Search, x: str, y: str) -> list[Cell]:
-    """Makes a cell of each point of a search, after the most rounds that all have trained for:
-    later those that ended are missing, and the others have had more.
+    """Makes a cell for each point of a search, after the most rounds for which all have trained.
+
+    Later, points that ended are missing, and the others have had more training.
 
     Raises:
       ValueError: the points differ in another setting, or not all are scored. One line.
@@ -101,12 +102,12 @@ def cells_of_search(search: Search, x: str, y: str) -> list[Cell]:
 
 
 def cells_of_comparison(folder: RunFolder, x: str, y: str, *, score: str, by: str) -> list[Cell]:
-    """Makes a cell of each entry of a comparison that has both options.
+    """Makes a cell for each entry of a comparison that has both options.
 
     Args:
-      folder: of the comparison.
+      folder: folder of the comparison.
       x, y: the options.
-      score, by: as of `run_folders.trial_scores`.
+      score, by: as for `run_folders.trial_scores`.
 
     Raises:
       ValueError: the entries differ in another setting, or have no such score. One line.
@@ -124,7 +125,7 @@ def labels_of_map(folder: RunFolder, x: str, y: str) -> list[str]:
     """Returns the entries that have both options.
 
     Raises:
-      ValueError: none has both, or they differ in another setting. One line that names it.
+      ValueError: none has both, or they differ in another setting, which the message names.
     """
     settings = {label: settings_of(folder, label) for label in folder.entries}
     for option in (x, y):
@@ -149,13 +150,13 @@ def labels_of_map(folder: RunFolder, x: str, y: str) -> list[str]:
 def cells_of(
     folder: RunFolder, x: str, y: str, *, score: str, accuracies: Mapping[str, float]
 ) -> list[Cell]:
-    """Makes a cell of each entry that has an accuracy.
+    """Makes a cell for each entry that has an accuracy.
 
     Args:
-      folder: of the entries.
+      folder: folder of the entries.
       x, y: the options.
-      score: what the accuracies are.
-      accuracies: by label.
+      score: name of the accuracies.
+      accuracies: label -> accuracy.
 
     Raises:
       ValueError: two entries have the same values, or none has an accuracy. One line.
@@ -185,7 +186,7 @@ def cells_of(
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Reads the cells of a file that this program wrote.
+    """Reads the cells of a file written by this program.
 
     Raises:
       ValueError: it is another file. One line.
@@ -202,8 +203,10 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def map_of(cells: Sequence[Cell]) -> tuple[list[str], list[str], np.ndarray]:
-    """Returns the values of x and of y in order, and percents, float [len(y), len(x)]; infinite
-    where there is no entry, NaN where one did not stay finite."""
+    """Returns the values of x and y in order, and percentages, float [len(y), len(x)].
+
+    They are infinite without an entry, and NaN if one did not stay finite.
+    """
     xs, ys = ordered(column(cells, "x_value")), ordered(column(cells, "y_value"))
     percents = np.full((len(ys), len(xs)), np.inf)
     for cell in cells:
@@ -219,14 +222,14 @@ def text_of(percent: float) -> str:
 
 
 def table_of(cells: Sequence[Cell]) -> Table:
-    """Makes a table of the map, a row a value of y."""
+    """Makes a table of the map, one row per value of y."""
     xs, ys, percents = map_of(cells)
     rows = [[y, *map(text_of, row)] for y, row in zip(ys, percents)]
     return Table([f"{cells[0].y} \\ {cells[0].x}", *xs], rows)
 
 
 def picture(cells: Sequence[Cell]) -> Figure:
-    """Draws the map, the number in each cell, the best one bold."""
+    """Plots the map with the number in each cell, the best one bold."""
     xs, ys, percents = map_of(cells)
     figure, axes = subplots(figsize=(max(4.2, 1.0 * len(xs) + 2), max(2.6, 0.6 * len(ys) + 1.4)))
     known = np.ma.masked_invalid(percents)
@@ -246,7 +249,7 @@ def picture(cells: Sequence[Cell]) -> Figure:
 
 
 def cells_in(path: Path, x: str | None, y: str | None, *, score: str, by: str) -> list[Cell]:
-    """Reads a folder, as --of names it; tells of entries that are left out or not finished.
+    """Reads a folder, as --of names it; reports skipped and unfinished entries.
 
     Raises:
       ValueError, OSError: the folder or an option is wrong. One line.

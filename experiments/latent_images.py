@@ -1,16 +1,17 @@
-r"""Draws images that a generator makes of valid latents, random vectors and class prototypes
-(FedKTL, Zhang et al., CVPR 2024, Figure 1).
+r"""Draws a generator's images of valid latents, random vectors and class prototypes.
+
+FedKTL, Zhang et al., CVPR 2024, Figure 1.
 
     python -m experiments.latent_images --generator=natural_32 --csv=latents.csv \
         --picture=latents.png [--count=10] [--seed=0] [--workdir=RUN]
 
-Random vectors are normal, once with the mean and the deviations of the valid latents and once with
-mean 0 and deviation 1. With a run, also the global prototypes of its entries that have some, taken
-for latents as they are, and the latents that FedKTL's entries make of prototypes and send, both of
-the run's newest checkpoint and first trial. A vector of another length than a latent is no latent:
---config.model.feature_dim=512 gives FedProto's prototypes the length that the shipped generators
-take. Writes to --csv how far each vector is from the middle of the valid latents, in radii of the
-ball that holds a thousand of them, and how sharp its image is, and prints the means.
+Random vectors are normal, once with the mean and deviations of the valid latents, and once with
+mean 0 and deviation 1. With a run, there are also the global prototypes of its entries, used as
+latents unchanged, and the latents that FedKTL's entries make of prototypes and send, both from the
+run's newest checkpoint and first trial. Prototypes must be as long as a latent:
+--config.model.feature_dim=512 gives FedProto's the length that the shipped generators take. Writes
+to --csv how far each vector is from the middle of the valid latents, in radii of the ball that
+holds a thousand of them, and how sharp its image is, and prints the means.
 """
 
 import operator
@@ -53,8 +54,8 @@ class Row(NamedTuple):
     """One vector and its image.
 
     Attributes:
-      kind: of the vector.
-      number: position among those of its kind; of prototypes the class.
+      kind: kind of the vector.
+      number: index within its kind; for prototypes the class.
       reach: distance from the ball's centre, in radii.
       sharpness: Laplacian variance of the image.
     """
@@ -70,7 +71,7 @@ class Vectors(NamedTuple):
 
     Attributes:
       values: float32 [n, H].
-      present: bool [n]; False of classes without a prototype.
+      present: bool [n]; False for classes without a prototype.
     """
 
     values: jax.Array
@@ -89,11 +90,12 @@ def drawn_vectors(generator: Generator, count: int, seed: int) -> dict[str, Vect
 
 
 def vectors_of_run(loaded: LoadedRun, generator: Generator) -> dict[str, Vectors]:
-    """Returns the vectors of an entry that stand for classes, by kind: its global prototypes, or of
-    FedKTL the latents that are sent; nothing of other methods.
+    """Returns an entry's vectors for classes, by kind: its prototypes, or FedKTL's sent latents.
+
+    There are none for methods without global prototypes.
 
     Raises:
-      ValueError: they have another length than a latent, or are another generator's. One line.
+      ValueError: they differ from latents in length, or belong to another generator. One line.
     """
     method, server = loaded.run.method, loaded.state.server
     if isinstance(server, Server):
@@ -122,13 +124,12 @@ def vectors_of_run(loaded: LoadedRun, generator: Generator) -> dict[str, Vectors
 
 
 def vectors(values: jax.Array, mask: jax.Array) -> Vectors:
-    """Makes vectors; those under the mask may hold anything and become zeros."""
+    """Makes vectors; masked rows may hold anything, and become zeros."""
     return Vectors(jnp.where(mask[:, None], values, 0), np.asarray(mask))
 
 
 def images_of(generator: Generator, kinds: Mapping[str, Vectors]) -> dict[str, np.ndarray]:
-    """Makes the images of vectors by kind, float32 [n, h, w, 3] in [0, 1]; white where there is no
-    vector."""
+    """Makes images of vectors by kind, float32 [n, h, w, 3] in [0, 1]; white without a vector."""
     images = {}
     for kind, (values, present) in kinds.items():
         if generator.host:
@@ -143,7 +144,7 @@ def images_of(generator: Generator, kinds: Mapping[str, Vectors]) -> dict[str, n
 def rows_of(
     generator: Generator, kinds: Mapping[str, Vectors], images: Mapping[str, np.ndarray]
 ) -> list[Row]:
-    """Measures each vector that there is, and its image."""
+    """Measures each vector that is present, and its image."""
     centre, radius = in_units(generator, "raw").variables.ball
     rows = []
     for kind, (values, present) in kinds.items():
@@ -155,7 +156,7 @@ def rows_of(
 
 
 def table_of(rows: Sequence[Row], images: Mapping[str, np.ndarray]) -> Table:
-    """Makes a table with a row a kind: means, and how far apart neighbouring images are."""
+    """Makes a table with a row per kind: means, and how far apart neighbouring images are."""
     lines = []
     for kind, of_kind in grouped(rows, operator.attrgetter("kind")).items():
         shown = images[kind][column(of_kind, "number")]
@@ -169,7 +170,7 @@ def table_of(rows: Sequence[Row], images: Mapping[str, np.ndarray]) -> Table:
 
 
 def picture(images: Mapping[str, np.ndarray]) -> Figure:
-    """Draws a block of images a kind, ten side by side."""
+    """Draws a block of images per kind, ten side by side."""
     return image_grid(images, [""] * min(COLUMNS, max(map(len, images.values()))))
 
 

@@ -5,11 +5,11 @@
     python -m experiments.leaderboard --add=dirichlet:released RUNS/dirichlet/released
     python -m experiments.leaderboard --fit
 
-Run it in the repository's root. experiments/results/leaderboard.toml says which settings there are;
-its head explains the fields. --add first puts the methods of runs' folders into a setting's CSV, in
-place of earlier rows of these methods; behind a colon it names the form that the runs' config has.
---fit first finds out which methods cannot run in the settings, and why (leaderboard_unfit.csv). Of
-the page only what is between two marks changes.
+Run it in the repository's root. experiments/results/leaderboard.toml lists the settings; its head
+explains the fields. --add first puts the methods of runs' folders into a setting's CSV, replacing
+earlier rows of these methods; after a colon it names the form in the runs' config. --fit first
+finds out which methods cannot run in the settings, and why (leaderboard_unfit.csv). Only the part
+of the page between two marks changes.
 """
 
 import csv
@@ -49,7 +49,7 @@ from fedjax_ht.methods import METHODS
 RESULTS, PAGE = Path("experiments/results"), Path("docs/leaderboard.md")
 UNFIT = "leaderboard_unfit.csv"
 UNFIT_COLUMNS = ("config", "method", "needs")
-LEFT_OUT = " is left out: "  # of the lines of `fitting`
+LEFT_OUT = " is left out: "  # in the lines of `fitting`
 MARKS = "<!-- made by python -m experiments.leaderboard -->", "<!-- until here -->"
 FIRST = ("rank", "method", "by validation %", "minus local, points", "Student's t", "ahead in")
 TRAINED = ("rank as trained", "as trained %", "minus local as trained", "its Student's t")
@@ -68,7 +68,7 @@ _FIT = flags.DEFINE_bool("fit", False, "Find out anew which methods cannot run i
 
 
 def names_of_rows() -> list[str]:
-    """Returns the names of all rows that a setting may have: methods, and forms of them."""
+    """Returns the names of all rows that a setting may have: methods and their forms."""
     names = list(METHODS)
     for form, specs in FORMS.items():
         names += [f"{split_spec(spec)[0]} {form}" for spec in specs]
@@ -94,7 +94,7 @@ class Setting(NamedTuple):
 
 
 def read_settings(results: Path) -> tuple[list[Setting], dict[str, str]]:
-    """Reads the settings, and the marks of rows.
+    """Reads the settings, and the remarks on rows.
 
     Raises:
       ValueError: a field is missing or unknown. One line.
@@ -117,7 +117,7 @@ def read_unfit(results: Path) -> dict[str, dict[str, str]]:
 
 
 def find_unfit(config_name: str) -> list[tuple[str, str, str]]:
-    """Returns the rows of `UNFIT` of a config."""
+    """Returns the rows of `UNFIT` for a config."""
     lines: list[str] = []
     config = typed_config(read_config_file(config_name))
     fitting(comparison(config, [ALL], None), lines.append)
@@ -129,7 +129,7 @@ def find_unfit(config_name: str) -> list[tuple[str, str, str]]:
 
 
 def board(results: Path) -> str:
-    """Makes what the page has between its marks.
+    """Makes the part of the page between its marks.
 
     Raises:
       ValueError, OSError: a file is missing or wrong. One line.
@@ -159,7 +159,7 @@ def overall_markdown(
         second = {name: row.trained for name, row in of_setting.items() if row.trained}
         if not setting.has_both:
             trained[setting.name] = first[setting.name]
-        elif len(second) == len(of_setting):  # ranks among a few rows would count as those of all
+        elif len(second) == len(of_setting):  # ranks among a few rows are not ranks among all
             trained[setting.name] = second
     shares, of_trained = overall(first), overall(trained)
     lines = []
@@ -174,7 +174,7 @@ def overall_markdown(
 
 
 def place(rank: Rank | None, methods: int) -> str:
-    """Formats a rank among so many methods, "3 of 37"."""
+    """Formats a rank among `methods` methods, "3 of 37"."""
     return "" if rank is None else f"{rank.rank:g} of {methods}"
 
 
@@ -206,7 +206,7 @@ def setting_markdown(
 
 
 def scores_text(setting: Setting, rows: Mapping[str, Standing]) -> str:
-    """Says which rows have which scores."""
+    """Describes which rows have which scores."""
     if not setting.has_both:
         return "All rows have one score, as trained."
     named = [method for method, row in rows.items() if row.trained]
@@ -218,7 +218,7 @@ def scores_text(setting: Setting, rows: Mapping[str, Standing]) -> str:
 
 
 def table_of(rows: Mapping[str, Standing], marks: Mapping[str, str]) -> str:
-    """Makes a setting's table; the second score has columns where any row has it."""
+    """Makes a setting's table; the second score has columns if any row has it."""
     has_trained = any(row.trained for row in rows.values())
     lines = []
     for method, row in rows.items():
@@ -275,7 +275,7 @@ def rest_of(row: Standing) -> list[str]:
 
 
 def absent(rows: Mapping[str, Standing], unfit: Mapping[str, str]) -> list[str]:
-    """Says which methods a setting lacks: those that have not been run, and those that cannot."""
+    """Lists the methods that a setting lacks: those not run yet, and those that cannot run."""
     text, missing = [], []
     for name in names_of_rows():
         if name not in rows and name.split()[0] not in unfit:
@@ -294,7 +294,7 @@ def absent(rows: Mapping[str, Standing], unfit: Mapping[str, str]) -> list[str]:
 
 
 def page(text: str, results: Path) -> str:
-    """Makes the page anew between its marks; errors as of `board`."""
+    """Updates the page between its marks; errors as for `board`."""
     before, after = around_marks(text, MARKS)
     return before + board(results) + after
 
@@ -303,11 +303,11 @@ def add(spec: str, folders: Sequence[str]) -> None:
     """Puts the methods of runs' folders into a setting's CSV.
 
     Args:
-      spec: name of the setting, with ":FORM" behind it for runs of a form.
+      spec: name of the setting, followed by ":FORM" for runs of a form.
       folders: paths of the runs.
 
     Raises:
-      ValueError, OSError: there is no such setting or form, or a folder is no run of it. One line.
+      ValueError, OSError: no such setting or form, or a folder is not a run of it. One line.
     """
     name, _, form = spec.partition(":")
     settings = {each.name: each for each in read_settings(RESULTS)[0]}
