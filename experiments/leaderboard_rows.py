@@ -1,5 +1,4 @@
-"""Rows of the leaderboard: what folders of runs give to a setting's CSV, and the ranks, intervals
-and costs that its trials make."""
+"""Rows of the leaderboard: what runs add to a setting's CSV, and its ranks, intervals and costs."""
 
 import csv
 import json
@@ -28,7 +27,7 @@ from fedjax_ht.simulation.history import best_by, wire_bytes
 from fedjax_ht.simulation.rows import Row, evaluated
 
 COLUMNS = (
-    "method",  # and its form: "fedtgp released"
+    "method",  # with its form: "fedtgp released"
     "seed",
     "split",
     "round",
@@ -38,21 +37,21 @@ COLUMNS = (
     "bytes",  # of all rounds so far, all clients, both ways
     "flops",  # likewise
     "public_bytes",  # of the public set, once for each client
-    "correct",  # right test samples of each client, in the round that validation chooses
-    "samples",  # test samples of each client, there
-    "settings",  # what the search chose, there
+    "correct",  # correct test samples per client, in the round chosen by validation
+    "samples",  # test samples per client, in that round
+    "settings",  # the search's choice, in that round
     "trained_accuracy",  # of clients as their training left them, as are the next two
     "trained_val_accuracy",
-    "trained_correct",  # in the round that trained_val_accuracy chooses
+    "trained_correct",  # in the round chosen by trained_val_accuracy
 )
-FREE = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table have as many rounds
+FREE = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table must have equal rounds
 NAMES = frozenset(NAMING)
 RESAMPLES = 2_000
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 class Evaluation(NamedTuple):
-    """An evaluation of a run: the accuracy, in [0, 1], and the costs of all rounds so far."""
+    """An evaluation of a run: accuracy in [0, 1], and the costs of all rounds so far."""
 
     accuracy: float
     bytes: float
@@ -60,11 +59,11 @@ class Evaluation(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The score of one state of the clients, in the round that validation of that state chooses.
+    """The score of one state of the clients, in the round chosen by that state's validation.
 
     Attributes:
       chosen: mean test accuracy, in [0, 1].
-      correct: right test samples of each client.
+      correct: correct test samples per client.
     """
 
     chosen: float
@@ -76,13 +75,13 @@ class Trial(NamedTuple):
 
     Attributes:
       seed, split: seeds of the training and of the split.
-      score: of the state that the config scores.
-      trained: of clients as their training left them; None in a run without this second score.
-      macro_f1: in the round that validation chooses.
-      evaluations: of all rounds that were evaluated.
-      samples: test samples of each client.
+      score: score of the state that the config scores.
+      trained: score of clients as their training left them; None for a run without it.
+      macro_f1: macro F1 in the round chosen by validation.
+      evaluations: all evaluated rounds.
+      samples: test samples per client.
       public_bytes: bytes of the public set that went to clients.
-      settings: the method's settings that differ from its paper's, as text.
+      settings: the method's settings that differ from its paper's, as a string.
     """
 
     seed: int
@@ -103,7 +102,7 @@ def read_trials(path: Path) -> Trials:
     """Reads a setting's CSV.
 
     Raises:
-      ValueError, OSError: methods have other trials than the others. One line.
+      ValueError, OSError: not all methods have the same trials. One line.
     """
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -122,7 +121,7 @@ def read_trial(lines: Sequence[Mapping[str, str]]) -> Trial:
     for line in lines:
         evaluations.append(Evaluation(*(float(line[name]) for name in Evaluation._fields)))
     score = read_score(lines, "")
-    assert score is not None  # as of every run
+    assert score is not None  # true for every run
     (chosen,) = (line for line in lines if line["samples"])
     return Trial(
         seed=int(chosen["seed"]),
@@ -138,7 +137,7 @@ def read_trial(lines: Sequence[Mapping[str, str]]) -> Trial:
 
 
 def read_score(lines: Sequence[Mapping[str, str]], prefix: str) -> Score | None:
-    """Reads a score of one trial, whose columns begin with `prefix`; None where there is none."""
+    """Reads a trial's score from columns that begin with `prefix`; None if there is none."""
     for line in lines:
         if correct := line[f"{prefix}correct"]:
             return Score(float(line[f"{prefix}accuracy"]), tuple(map(int, correct.split())))
@@ -148,19 +147,19 @@ def read_score(lines: Sequence[Mapping[str, str]], prefix: str) -> Score | None:
 def rows_of_runs(
     paths: Iterable[Path], config_name: str, *, points: int, form: str = ""
 ) -> dict[str, list[list[Any]]]:
-    """Reads the rows of folders of runs.
+    """Reads rows from folders of runs.
 
     Args:
-      paths: of the folders.
+      paths: paths of the folders.
       config_name: the setting's config, as --config names it, with the form.
-      points: number of settings that each method was searched in.
-      form: form of the methods, which becomes a part of their names; "" for none.
+      points: number of settings in which each method was searched.
+      form: form of the methods, which becomes part of their names; "" for none.
 
     Returns:
       Method -> rows of `COLUMNS`.
 
     Raises:
-      ValueError, OSError: a folder is of another config, is not finished, or its methods were not
+      ValueError, OSError: a folder has another config, is unfinished, or its methods were not
         searched so. One line.
     """
     config = typed_config(read_config_file(config_name))
@@ -182,8 +181,10 @@ def rows_of_runs(
 
 
 def require_config(folder: RunFolder, config: Config, name: str) -> None:
-    """Raises a ValueError where a run has other settings than a config; its methods, and what
-    changes no number, may differ. One line."""
+    """Raises a one-line ValueError if a run's settings differ from a config.
+
+    Its methods, and fields that do not affect results, may differ.
+    """
     expected = flatten(to_json(config))
     for field in sorted(expected | folder.config):
         if field in FREE or field.partition(".")[0] in NAMES:
@@ -198,7 +199,7 @@ def require_config(folder: RunFolder, config: Config, name: str) -> None:
 
 
 def _require_preset(entry: Mapping[str, Any], preset: Entry | None, label: str, name: str) -> None:
-    """Raises a ValueError where an option differs that the config fixes and no search draws."""
+    """Raises ValueError if an option differs that the config fixes and no search draws."""
     if preset is None:
         return
     searched = search_ranges(method_factory(preset.method))
@@ -211,7 +212,7 @@ def _require_preset(entry: Mapping[str, Any], preset: Entry | None, label: str, 
 
 
 def rows_of_entry(folder: RunFolder, label: str, name: str) -> list[list[Any]]:
-    """Returns the rows of an entry, a row for each trial and evaluation."""
+    """Returns the rows of an entry, one for each trial and evaluation."""
     step = int(folder.config["partition.per_trial"])
     rows = []
     for number, history in enumerate(runs_of(folder, label)):
@@ -237,7 +238,7 @@ def rows_of_entry(folder: RunFolder, label: str, name: str) -> list[list[Any]]:
 
 
 def costs_until(history: Sequence[Row], last: int) -> dict[str, float]:
-    """Sums bytes and FLOPs of a run's rounds up to one."""
+    """Sums bytes and FLOPs over a run's rounds up to `last`."""
     rows = [row for row in history if row["round"] <= last]
     return {
         "bytes": sum(map(wire_bytes, rows)),
@@ -247,8 +248,7 @@ def costs_until(history: Sequence[Row], last: int) -> dict[str, float]:
 
 
 def counts_of(row: Row, accuracies: str) -> tuple[str, str]:
-    """Returns the right and all test samples of each client, as text; clients without test samples
-    are left out."""
+    """Returns correct and all test samples per client, as strings; skips clients without any."""
     samples = [count for count in row["accuracy_samples"] if count]
     shares = [share for share in row[accuracies] if share is not None]
     correct = [round(share * count) for share, count in zip(shares, samples, strict=True)]
@@ -256,8 +256,10 @@ def counts_of(row: Row, accuracies: str) -> tuple[str, str]:
 
 
 def settings_text(entry: Mapping[str, Any]) -> str:
-    """Returns what an entry has that its method's paper and the config have not, as an entry is
-    written: "mu=0.75:training.learning_rate=0.11"."""
+    """Returns an entry's settings that differ from its method's paper and from the config.
+
+    They are written as in an entry: "mu=0.75:training.learning_rate=0.11".
+    """
     settings = {}
     for name, parameter in method_options(entry["method"]).items():
         value = entry["options"].get(name)
@@ -269,11 +271,11 @@ def settings_text(entry: Mapping[str, Any]) -> str:
 
 
 def add_runs(path: Path, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-    """Puts rows of methods into a CSV, in place of those that it has of these methods.
+    """Puts rows of methods into a CSV, replacing its rows of these methods.
 
     Raises:
-      ValueError: the clients of a trial hold other numbers of test samples than those that the CSV
-        has. One line.
+      ValueError: the clients of a trial have other numbers of test samples than in the CSV. One
+        line.
     """
     kept: list[Sequence[Any]] = []
     if path.exists():
@@ -302,12 +304,12 @@ class Cost(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """A method by one of its scores.
+    """A method's standing by one of its scores.
 
     Attributes:
-      rank, low, high: by the mean over trials, and the ends of its interval.
+      rank, low, high: rank by the mean over trials, and the ends of its interval.
       chosen: mean over trials.
-      lead: mean difference to local training, with the bootstrap's interval.
+      lead: mean difference from local training, with the bootstrap's interval.
       student: the same with Student's interval over trials.
       ahead: number of trials in which it is above 0.
     """
@@ -322,15 +324,15 @@ class Rank(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A method's row of a setting's table.
+    """A method's row in a setting's table.
 
     Attributes:
-      first: by the score of the state that the config scores.
-      trained: by the second score, among the methods that have it; None without.
+      first: rank by the score of the state that the config scores.
+      trained: rank by the second score, among the methods that have it; None without it.
       best: highest test accuracy of a round, mean over trials.
-      macro_f1, settings, public_bytes: means over trials, as of `Trial`.
-      gains: over clients, means over trials; None of local training itself.
-      cost: until the target.
+      macro_f1, settings, public_bytes: means over trials, as in `Trial`.
+      gains: gains over clients, means over trials; None for local training itself.
+      cost: cost until the target.
       trials: number of trials.
     """
 
@@ -349,7 +351,7 @@ def standings(trials: Trials) -> dict[str, Standing]:
     """Computes the rows of a setting's table, best method first.
 
     Raises:
-      ValueError: there is no local training among the methods. One line.
+      ValueError: local training is not among the methods. One line.
     """
     if BASELINE not in trials:
         raise ValueError(f"there are no trials of {BASELINE}, which all others are compared to")
@@ -381,7 +383,7 @@ def standings(trials: Trials) -> dict[str, Standing]:
 
 
 def ranks(scores: Mapping[str, list[Score]], samples: list[tuple[int, ...]]) -> dict[str, Rank]:
-    """Ranks methods by one score of theirs; `samples` are the clients' test samples, by trial."""
+    """Ranks methods by one of their scores; `samples` are the clients' test samples by trial."""
     # [methods, trials]: the mean over clients, as the run computed it
     chosen = np.array([[score.chosen for score in each] for each in scores.values()])
     leads = chosen - chosen[list(scores).index(BASELINE)]
@@ -389,7 +391,7 @@ def ranks(scores: Mapping[str, list[Score]], samples: list[tuple[int, ...]]) -> 
     drawn = resampled_means(right / np.array(samples))
     drawn_leads = drawn - drawn[:, [list(scores).index(BASELINE)]]
     of_means = ranks_of(chosen.mean(1))
-    # ranks are whole numbers: the interval's ends are ranks that were drawn
+    # ranks are whole numbers: the interval ends at drawn ranks
     low, high = np.quantile(ranks_of(drawn), TAILS, axis=0, method="closest_observation")
     lead_low, lead_high = np.quantile(drawn_leads, TAILS, axis=0)
     rows = {}
@@ -407,17 +409,18 @@ def ranks(scores: Mapping[str, list[Score]], samples: list[tuple[int, ...]]) -> 
 
 
 def ranks_of(means: np.ndarray) -> np.ndarray:
-    """Ranks [..., methods] along the last axis; 1 is the highest, equal ones share the mean of
-    their ranks."""
+    """Ranks [..., methods] along the last axis; 1 is the highest, ties share their mean rank."""
     higher = np.sum(means[..., None, :] > means[..., None], -1)
     equal = np.sum(means[..., None, :] == means[..., None], -1)
     return higher + (equal + 1) / 2
 
 
 def resampled_means(accuracies: np.ndarray) -> np.ndarray:
-    """Draws means of accuracies [methods, trials, clients], float [RESAMPLES, methods], by a
-    bootstrap in two stages: trials, and in each of them clients. All methods have the same draws,
-    which are always the same ones."""
+    """Draws means of accuracies [methods, trials, clients], float [RESAMPLES, methods].
+
+    The bootstrap has two stages: trials, and clients within each. All methods have the same draws,
+    which are the same in every call.
+    """
     _, num_trials, num_clients = accuracies.shape
     rng = np.random.default_rng(0)
     means = []
@@ -430,8 +433,10 @@ def resampled_means(accuracies: np.ndarray) -> np.ndarray:
 
 
 def gains_over(trials: list[Trial], baseline: list[Trial]) -> Gains | None:
-    """Computes the gains of single clients over local training of the same seed and split, means
-    over trials; None of local training itself."""
+    """Computes clients' gains over local training of the same seed and split, means over trials.
+
+    None for local training itself.
+    """
     if trials is baseline:
         return None
     gains = []
@@ -443,8 +448,10 @@ def gains_over(trials: list[Trial], baseline: list[Trial]) -> Gains | None:
 
 
 def cost_of(trials: list[Trial], baseline: list[Trial]) -> Cost:
-    """Computes the cost until the accuracy that local training has, in the round that validation
-    chooses for it, in the same trial."""
+    """Computes the cost until a method reaches local training's accuracy in the same trial.
+
+    That accuracy is from the round that validation chooses for local training.
+    """
     costs = []
     for trial, other in zip(trials, baseline):
         for row in trial.evaluations:
@@ -458,8 +465,10 @@ def cost_of(trials: list[Trial], baseline: list[Trial]) -> Cost:
 
 
 def overall(ranks: Mapping[str, Mapping[str, Rank]]) -> dict[str, float]:
-    """Returns the mean share of other methods that each method is ahead of, over the settings where
-    it has a rank, best method first; `ranks` is setting -> method -> its rank."""
+    """Returns the mean share of other methods that each method is ahead of, best method first.
+
+    The mean is over the settings where it has a rank; `ranks` is setting -> method -> its rank.
+    """
     shares: dict[str, list[float]] = {}
     for rows in ranks.values():
         for method, row in rows.items():

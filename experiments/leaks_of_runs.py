@@ -1,4 +1,4 @@
-"""Attacks on the clients of a run by `experiments.leaks`."""
+"""Attacks on the clients of a run, by `experiments.leaks`."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ from fedjax_ht.trust.privacy import private
 
 
 class Case(NamedTuple):
-    """A client of a run as an attacker meets it.
+    """A client of a run as an attacker sees it.
 
     Attributes:
       victim: the client.
       state: its state.
-      other: the first state of another client, for an attacker who does not know the client's.
+      other: first state of another client, for an attacker who does not know the client's.
     """
 
     victim: imitation.Victim
@@ -49,11 +49,11 @@ class Inversions(NamedTuple):
     """Inversions of one client's uploads.
 
     Attributes:
-      client, trial: of the uploads.
-      uploads, batch: how many, and of how many images each.
+      client, trial: client and trial of the uploads.
+      uploads, batch: number of uploads, and of images in each.
       noises: standard deviations of noise on every number.
       searches: (name, search) of each attack.
-      rounds: rounds that epsilon is told of; None is all until the attacked one.
+      rounds: number of rounds that epsilon covers; None for all up to the attacked one.
     """
 
     client: int
@@ -71,7 +71,7 @@ def arrays(tree: PyTree) -> PyTree:
 
 
 def case(loaded: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
-    """Returns a client in its next round; with `batch`, of one step on so many samples."""
+    """Returns a client in its next round; with `batch`, one step on that many samples."""
     run = loaded.run
     entry, privacy, method = run.entry, run.options.privacy, run.method
     state = arrays(client_state(loaded, client))
@@ -110,8 +110,7 @@ def case(loaded: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
 
 
 def data_of(loaded: LoadedRun, client: int, trial: int) -> Data:
-    """Returns a client's samples, padded as in the run, so that programs are the same for all
-    clients."""
+    """Returns a client's samples, padded as in the run, so that all clients share a program."""
     dataset, partition = loaded.run.dataset, loaded.run.partitions[trial]
     splits = {}
     for name in ("train", "test"):
@@ -132,10 +131,10 @@ def uploaded(
 
     Args:
       victim: the client.
-      transform: of the run's uplinks.
-      state: the client's.
-      images, labels: its samples.
-      number: of the upload; each has noise of its own.
+      transform: transform of the run's uplinks.
+      state: state of the client.
+      images, labels: samples of the client.
+      number: number of the upload; each has its own noise.
     """
     hidden = victim._replace(privacy=victim.privacy and victim.privacy._replace(secret=(number,)))
 
@@ -146,14 +145,15 @@ def uploaded(
 
 
 def epsilon(loaded: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
-    """Accounts for a client's privacy after some rounds; "" without privacy. That a draw of
-    participants may hide the client as well (docs/privacy.md) is not counted.
+    """Accounts for a client's privacy after some rounds; "" without privacy.
+
+    It ignores that a draw of participants may also hide the client (docs/privacy.md).
 
     Args:
-      loaded, client, trial: of the account.
-      rounds: how many.
-      noisy: whether the attacker looks at something with the noise of clients, `privacy.unit`
-        "client" or "upload".
+      loaded, client, trial: run, client and trial of the account.
+      rounds: number of rounds.
+      noisy: True if the attacker sees something with the clients' noise, `privacy.unit` "client"
+        or "upload".
     """
     run, options = loaded.run, loaded.run.options
     if options.privacy is None:
@@ -179,11 +179,10 @@ def hiding(loaded: LoadedRun) -> dict:
 
 
 def invert(loaded: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
-    """Yields all inversions of one client's uploads. Programs compiled for the first serve the
-    others.
+    """Yields all inversions of one client's uploads; they share compiled programs.
 
     Raises:
-      ValueError: the samples are no images, there are too few, or the method sends nothing.
+      ValueError: the samples are not images, there are too few, or the method sends nothing.
     """
     client, trial, batch = plan.client, plan.trial, plan.batch
     victim, state, other = case(loaded, client, trial, batch)
@@ -202,7 +201,7 @@ def invert(loaded: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
     sent = [sent_of(images[i], labels[i], jnp.uint32(i)) for i in range(plan.uploads)]
     with_state, with_other = (seen_of(sent[0], held, labels[0]) for held in (state, other))
     simulate = imitation.imitation(victim, with_state.known, shape)
-    # Where the uplink does not depend on the client's state, nothing is guessed.
+    # If the uplink does not depend on the client's state, nothing is guessed.
     matters = imitation.state_matters(simulate, with_state.known, with_other.known, images[0])
     states = {OWN: state, OTHER: other} if matters else {NOT_NEEDED: other}
     rounds = plan.rounds or loaded.state.round + 1
@@ -237,11 +236,12 @@ def invert(loaded: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
 def uploads_of(
     loaded: LoadedRun, victim: imitation.Victim, plan: Inversions
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples that are inverted: images, float [uploads, batch, H, W, C] in [0, 1], and
-    labels, int [uploads, batch].
+    """Returns the samples to invert.
+
+    They are images, float [uploads, batch, H, W, C] in [0, 1], and labels, int [uploads, batch].
 
     Raises:
-      ValueError: the samples are no images, they are too small, or there are too few.
+      ValueError: the samples are not images, are too small, or are too few.
     """
     if not isinstance(loaded.run.dataset.preprocess, Pixels):
         raise ValueError(
@@ -255,18 +255,20 @@ def uploads_of(
         raise ValueError(f"client {plan.client} has {count} training samples, fewer than {flags}")
     indices = indices[: uploads * batch]
     images = victim.data.preprocess.scaled(victim.data.inputs[indices])
-    ssim(images[:1], images[:1])  # refuses images that are too small before anything is compiled
+    ssim(images[:1], images[:1])  # rejects images that are too small before compilation
     images = images.reshape(uploads, batch, *images.shape[1:])
     return images, victim.data.labels[indices].reshape(uploads, batch)
 
 
 def memberships(loaded: LoadedRun, trial: int, rounds: int | None = None) -> Iterator[Row]:
-    """Yields rows of each client that has training and test samples: by its own model, and by the
-    server's where the server has one, with the client's own batch statistics if it keeps any.
+    """Yields rows for each client with training and test samples, by its own model.
+
+    If the server has a model, there are also rows by that, with the client's own batch statistics
+    if it keeps any.
 
     Args:
-      loaded, trial: of the clients.
-      rounds: rounds that epsilon is told of; None is all until now.
+      loaded, trial: run and trial of the clients.
+      rounds: number of rounds that epsilon covers; None for all so far.
     """
     method, privacy = loaded.run.method, loaded.run.options.privacy
     losses = jax.jit(
@@ -288,7 +290,7 @@ def memberships(loaded: LoadedRun, trial: int, rounds: int | None = None) -> Ite
                 info=victim.info,
             )
         for knowledge, model in models.items():
-            # Splits are padded to one size: only the first `count` losses are of samples.
+            # Splits are padded to one size: only the first `count` losses belong to samples.
             by_split = []
             for name in ("train", "test"):
                 padded = losses(victim.bucket, model, victim.downlink, data, split=name)

@@ -1,4 +1,4 @@
-"""Results of `experiments.attack`: rows of a CSV, tables of them in Markdown, and pictures."""
+"""Results of `experiments.attack`: rows of a CSV, Markdown tables of them, and pictures."""
 
 import csv
 import math
@@ -13,7 +13,7 @@ from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.report.document import Document, Table, table_of
 from fedjax_ht.lab.report.plots import save, subplots
 
-# knowledge that the attacker has of the client's state
+# the attacker's knowledge of the client's state
 NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"
 
 
@@ -21,19 +21,17 @@ class Row(NamedTuple):
     """One result.
 
     Attributes:
-      round, method, attack, client: round, method and client that are attacked, and by which
-        attack.
-      batch, tv, noise: images of the step, weight of the total variation, and deviation of the
-        noise.
-      state: the client's model is sent, known, or guessed to be another client's first one; of
-        membership, which model is asked: the server's, which is sent, or the client's own.
+      round, method, attack, client: attacked round, method and client, and the attack.
+      batch, tv, noise: images per step, weight of the total variation, and deviation of the noise.
+      state: whether the client's model is sent, known, or guessed to be another client's first one;
+        for membership, the queried model: the server's, which is sent, or the client's own.
       numbers: floats sent.
-      psnr, ssim: means over the images of an inversion; "" of membership.
-      auc: of membership; "" of inversions.
-      trial: of the run.
-      image: which upload of the client, from 0.
+      psnr, ssim: means over the images of an inversion; "" for membership.
+      auc: AUC of membership; "" for inversions.
+      trial: trial of the run.
+      image: index of the client's upload, from 0.
       unit, clip, scale: the run's privacy and its noise, in `clip`; "" and 0 without.
-      epsilon: of what the attacker looks at; inf where no noise hides it, "" without privacy.
+      epsilon: epsilon of what the attacker sees; inf if no noise hides it, "" without privacy.
     """
 
     round: int
@@ -57,7 +55,7 @@ class Row(NamedTuple):
 
 
 class Inverted(NamedTuple):
-    """Images that an attack made of one upload.
+    """Images that an attack made from one upload.
 
     Attributes:
       row: the result.
@@ -76,14 +74,13 @@ NUMBER_OR_NONE = ("psnr", "ssim", "auc", "epsilon")
 
 
 def add(rows: Iterable[Row], path: Path) -> None:
-    """Writes the rows behind those that the file has."""
+    """Appends rows to those in the file."""
     before = read(path) if path.exists() else []
     write_rows(path, Row._fields, [*before, *rows])
 
 
 def read(path: Path) -> list[Row]:
-    """Reads the rows that `add` has written; columns that an earlier version did not have are at
-    their defaults.
+    """Reads the rows that `add` wrote; columns missing in earlier versions have their defaults.
 
     Raises:
       ValueError, OSError: there is no such file, or it is of another kind. One line.
@@ -99,7 +96,7 @@ def read(path: Path) -> list[Row]:
 
 
 def row_of(cells: Mapping[str, str]) -> Row:
-    """Returns the row of a line of a file."""
+    """Returns the row in a line of a file."""
     values = {}
     for name, text in cells.items():
         if name in NUMBER_OR_NONE:
@@ -110,8 +107,10 @@ def row_of(cells: Mapping[str, str]) -> Row:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Makes a table of inversions and one of membership, over all uploads, clients and trials, in
-    Markdown; a table without rows is left out."""
+    """Makes Markdown tables of inversions and memberships, over all uploads, clients and trials.
+
+    A table without rows is omitted.
+    """
     inferred, inverted = [], []
     for row in rows:
         (inferred if row.attack == "membership" else inverted).append(row)
@@ -124,20 +123,20 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def round_and_step(row: Row) -> tuple:
-    """Returns the cells that name a line of the table of inversions."""
+    """Returns the cells that identify a line in the table of inversions."""
     noise = f"{row.noise:g}" if row.noise else ""
     step = map(str, (row.round, row.method, row.batch, row.numbers))
     return (*step, row.state, noise, hidden(row))
 
 
 def round_and_model(row: Row) -> tuple:
-    """Returns the cells that name a line of the table of memberships."""
+    """Returns the cells that identify a line in the table of memberships."""
     model = "the server's" if row.state == NOT_NEEDED else "the client's own"
     return str(row.round), row.method, model, hidden(row)
 
 
 def inversions(groups: Mapping[tuple, list[Row]]) -> Table:
-    """Makes the table of inversions, a column an attack."""
+    """Makes the table of inversions, with a column per attack."""
     titles = ["round", "method", "images", "numbers sent", "the client's model", "noise", "privacy"]
     attacks: dict[str, None] = {}  # in order
     lines = []
@@ -166,7 +165,7 @@ def memberships(groups: Mapping[tuple, list[Row]]) -> Table:
 
 
 def without_empty(cells: dict[str, str], columns: Sequence[str]) -> dict[str, str]:
-    """Drops the cells of some columns where they are empty."""
+    """Drops the cells of some columns if they are empty."""
     return {title: text for title, text in cells.items() if text or title not in columns}
 
 
@@ -176,13 +175,12 @@ def title(row: Row) -> str:
 
 
 def hidden(row: Row) -> str:
-    """Describes the run's privacy; "" without."""
+    """Describes the run's privacy; "" without any."""
     return f"{row.unit}, clip {row.clip:g}, noise {row.scale:g}" if row.unit else ""
 
 
 def epsilon_of(rows: Iterable[Row]) -> str:
-    """Formats the largest epsilon: "none" where no noise hides something, "" where nothing is
-    private."""
+    """Formats the largest epsilon: "none" if something is unhidden, "" if nothing is private."""
     values = [row.epsilon for row in rows if row.epsilon != ""]
     if not values:
         return ""
@@ -190,7 +188,7 @@ def epsilon_of(rows: Iterable[Row]) -> str:
 
 
 def psnr_and_ssim(rows: Sequence[Row]) -> str:
-    """Formats the means over rows, of PSNR with the least and the most."""
+    """Formats means over rows, for PSNR with minimum and maximum."""
     values = column(rows, "psnr")
     ratio = f"{np.mean(values):.1f}"
     if len(values) > 1:
@@ -200,8 +198,7 @@ def psnr_and_ssim(rows: Sequence[Row]) -> str:
 
 
 def picture(inverted: Sequence[Inverted], path: Path) -> None:
-    """Draws the real images of all uploads side by side, and, below each other, the images that the
-    attacks made of them."""
+    """Draws the real images of all uploads side by side, and each attack's images in a row."""
     columns = []
     for results in grouped(inverted, knowledge_of).values():
         columns.append(grouped(results, attack_of))

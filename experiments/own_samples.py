@@ -1,15 +1,15 @@
-r"""Features of all clients' own samples in one picture, of a run (FedSSA, Yi et al., IJCAI 2024,
-Figure 5).
+r"""Draws features of all clients' own samples in one picture, for a run.
+
+FedSSA, Yi et al., IJCAI 2024, Figure 5.
 
     python -m experiments.own_samples --workdir=RUN --picture=own.png [--csv=own.csv] \
         [--method=fedssa] [--samples=20] [--split=test]
 
-Each client's model makes features of up to --samples of the client's own samples, in the first
-trial of the run's newest checkpoint. All clients' features together are put into two dimensions, by
-t-SNE where scikit-learn is installed and else by PCA: a point a sample, coloured by its class. All
-entries of the run count, or the one that --method names. Prints how often the
-nearest sample of another client is of the same class, and how often a sample of another client that
-is drawn at random would be.
+Each client's model computes features of up to --samples of the client's own samples, in the first
+trial of the run's newest checkpoint. All clients' features are embedded together in two dimensions,
+by t-SNE if scikit-learn is installed and else by PCA: one point per sample, coloured by class. All
+entries of the run count, or the one that --method names. Prints how often the nearest sample of
+another client has the same class, and how often a random sample of another client would.
 """
 
 import importlib.util
@@ -35,14 +35,14 @@ _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=
 _SAMPLES = flags.DEFINE_integer("samples", 20, "Samples of a client, at most.", lower_bound=1)
 _SPLIT = flags.DEFINE_enum("split", "test", ["train", "val", "test"], "The clients' samples.")
 
-BLOCK = 256  # rows whose distances to all others are in memory at once
+BLOCK = 256  # rows whose distances to all others are in memory together
 
 
 class OwnSamples(NamedTuple):
     """Features of clients' own samples.
 
     Attributes:
-      round: of the run.
+      round: round of the run.
       clients: int [n], ids.
       labels: int [n], the samples' classes.
       features: float32 [n, K].
@@ -55,11 +55,11 @@ class OwnSamples(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Shares of samples whose partner, a sample of another client, is of the same class.
+    """Shares of samples whose partner, a sample of another client, has the same class.
 
     Attributes:
-      nearest: the partner is the nearest one by features.
-      random: the partner is drawn at random: what features without a meaning would have.
+      nearest: share if the partner is the nearest one by features.
+      random: share if the partner is random, as with meaningless features.
     """
 
     nearest: float
@@ -80,7 +80,7 @@ def own_samples(loaded: LoadedRun, split: str, most: int) -> OwnSamples:
             chosen[client] = pool[:most]
     if not chosen:
         raise ValueError(f"no client of the run has {split} samples; choose another --split")
-    # One program serves all clients of an architecture, so that each is shown equally many samples.
+    # One program serves all clients of an architecture, so each gets equally many samples.
     longest = max(map(len, chosen.values()))
     rows = np.stack([np.resize(indices, longest) for indices in chosen.values()])
     shown = loaded.simulation.features(loaded.state, list(chosen), rows)
@@ -100,12 +100,12 @@ def own_samples(loaded: LoadedRun, split: str, most: int) -> OwnSamples:
 
 
 def agreement(samples: OwnSamples) -> Agreement:
-    """Compares each sample with those of the other clients; NaN where there is one client."""
+    """Compares each sample with those of other clients; NaN if there is only one client."""
     rows = samples.features.astype(np.float64)
     squares, nearest, same = (rows**2).sum(1), [], []
     for start in range(0, len(rows), BLOCK):
         block = slice(start, start + BLOCK)
-        distances = squares - 2 * rows[block] @ rows.T  # but for the block's own squares
+        distances = squares - 2 * rows[block] @ rows.T  # up to the block's own squares
         others = samples.clients[block, None] != samples.clients
         alike = samples.labels[block, None] == samples.labels
         partner = np.where(others, distances, np.inf).argmin(1)
@@ -117,7 +117,7 @@ def agreement(samples: OwnSamples) -> Agreement:
 
 
 def flat(samples: OwnSamples) -> tuple[str, np.ndarray]:
-    """Puts the features into two dimensions: the embedding's name and float [n, 2]."""
+    """Embeds the features in two dimensions: the embedding's name, and float [n, 2]."""
     if importlib.util.find_spec("sklearn") and len(samples.features) > 3:
         return "t-SNE", tsne(samples.features)
     project, share = principal(samples.features)
@@ -125,10 +125,10 @@ def flat(samples: OwnSamples) -> tuple[str, np.ndarray]:
 
 
 def picture(drawn: Mapping[str, tuple[OwnSamples, str, np.ndarray]]) -> Figure:
-    """Draws an axis for each entry: label -> (samples, name of the embedding, places)."""
+    """Draws axes for each entry: label -> (samples, name of the embedding, positions)."""
     figure, axes = subplots(1, len(drawn), squeeze=False, figsize=(4.2 * len(drawn), 4.4))
     for place, (label, (samples, name, places)) in zip(axes[0], drawn.items()):
-        place.set(xticks=[], yticks=[])  # directions have no meaning of their own
+        place.set(xticks=[], yticks=[])  # the directions have no meaning
         place.set_aspect("equal", adjustable="datalim")
         colours = np.array(COLOURS)[samples.labels % len(COLOURS)]
         place.scatter(*places.T, s=6, lw=0, c=colours, rasterized=True)
@@ -137,7 +137,7 @@ def picture(drawn: Mapping[str, tuple[OwnSamples, str, np.ndarray]]) -> Figure:
 
 
 def rows_of(label: str, samples: OwnSamples, places: np.ndarray) -> Iterator[tuple]:
-    """Yields a row a sample: entry, round, client, class, and its two places."""
+    """Yields a row per sample: entry, round, client, class, and its two coordinates."""
     for client, of_class, (x, y) in zip(samples.clients.tolist(), samples.labels.tolist(), places):
         yield label, samples.round, client, of_class, float(x), float(y)
 
@@ -166,7 +166,7 @@ def main(_) -> None:
 
 
 def table_of(drawn: Mapping[str, OwnSamples]) -> Table:
-    """Makes a table with a row an entry."""
+    """Makes a table with a row per entry."""
     head = ["method", "round", "clients", "samples"]
     head += ["nearest of another client: same class %", "at random %"]
     lines = []

@@ -1,7 +1,7 @@
 """Reads experiments/results/claims.toml: the papers' headline claims, and which of them hold here.
 
-Its head explains the fields; `experiments.paper_tables` makes the table of papers.md. Whether one
-method is above another is decided by one rule, `verdict`.
+The file's head explains the fields; `experiments.paper_tables` makes the table of papers.md. One
+rule, `verdict`, decides whether one method is above another.
 """
 
 import math
@@ -23,15 +23,15 @@ from fedjax_ht.simulation.rows import evaluated
 SMALL = " in a small form"
 VERDICTS = ("reproduced", "contradicted", f"reproduced{SMALL}", f"contradicted{SMALL}", "open")
 SEEDS = 3
-"""Fewest seeds of an interval that counts."""
+"""Fewest seeds for which an interval counts."""
 AGREEING = 5
-"""Fewest seeds that count by their agreement alone."""
+"""Fewest seeds that count if they merely agree."""
 LEVEL = 0.95
 HEAD = ("claim", "the paper", "seen here", "verdict", "what decides it", "core-hours")
 
 
 class Order(NamedTuple):
-    """Runs of two methods, which a claim says the order of; fields as in claims.toml."""
+    """Runs of two methods whose order a claim states; fields as in claims.toml."""
 
     what: str
     page: str
@@ -61,11 +61,11 @@ class Claim(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """A method's lead in points, seed by seed.
+    """A method's lead in points, per seed.
 
     Attributes:
-      best: between the rounds that are best for each.
-      late: between the means over the last third of the rounds.
+      best: difference between the best rounds of each.
+      late: difference between the means over the last third of the rounds.
     """
 
     best: Sequence[float]
@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
 
     Attributes:
       verdict: one of `VERDICTS`.
-      opposed: orders further from the paper's setting that say the opposite.
+      opposed: orders further from the paper's setting that contradict it.
     """
 
     verdict: str
@@ -85,10 +85,10 @@ class Verdict(NamedTuple):
 
 
 def read_claims(path: Path, results: Path) -> list[Claim]:
-    """Reads the claims; `verdict` of a claim with orders is what its runs say.
+    """Reads the claims; the `verdict` of a claim with orders comes from its runs.
 
     Args:
-      path: of the file.
+      path: path of the file.
       results: folder of its CSVs.
 
     Raises:
@@ -136,8 +136,8 @@ def settled(claim: Claim, results: Path) -> Claim:
 def verdict(leads: Sequence[tuple[Order, Lead]]) -> Verdict:
     """Decides a claim that one method is above another.
 
-    The orders at the smallest distance at which any lead counts decide, and must agree. Distance 0
-    is the paper's setting; further away a claim holds or fails in a small form.
+    The orders at the smallest distance with any lead that counts decide, and must agree. Distance 0
+    is the paper's setting; further away, a claim holds or fails in a small form.
     """
 
     def distance(counted: tuple[Order, int]) -> int:
@@ -158,7 +158,7 @@ def verdict(leads: Sequence[tuple[Order, Lead]]) -> Verdict:
 
 
 def direction(order: Order, lead: Lead) -> int:
-    """Returns 1 where a lead counts, -1 where the opposite does, and 0 where neither does.
+    """Returns 1 if a lead counts, -1 if the opposite does, and 0 if neither does.
 
     Both scores must count, every seed must have its own split, and today's code must make the runs.
     """
@@ -167,8 +167,7 @@ def direction(order: Order, lead: Lead) -> int:
 
 
 def sign_of(differences: Sequence[float]) -> int:
-    """Returns the sign of a mean difference that is beyond its interval, or that of all seeds where
-    there are `AGREEING`; 0 of neither."""
+    """Returns the sign of a mean difference beyond its interval, or of `AGREEING` seeds; else 0."""
     if len(differences) >= AGREEING:
         if min(differences) > 0:
             return 1
@@ -181,14 +180,14 @@ def sign_of(differences: Sequence[float]) -> int:
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Computes half of the width of Student's interval of a mean."""
+    """Computes half the width of Student's interval for a mean."""
     count = len(values)
     quantile = float(stdtrit(count - 1, (1 + LEVEL) / 2))
     return quantile * statistics.stdev(values) / math.sqrt(count)
 
 
 def lead(order: Order, results: Path) -> Lead:
-    """Computes the lead of the first method over the second, of the seeds that both have.
+    """Computes the lead of the first method over the second, for the seeds that both have.
 
     Raises:
       ValueError: there are no such runs.
@@ -209,7 +208,7 @@ def lead(order: Order, results: Path) -> Lead:
 def scores_of(path: Path, dataset: str, method: str, score: str) -> dict[int, tuple[float, float]]:
     """Reads seed -> a run's score in its best round, and its mean over the last third.
 
-    The best round of participants may be one in which nobody else was scored.
+    In the best round of participants, nobody else may have been scored.
     """
     scores = {}
     for run in read_evaluations(path):
@@ -237,7 +236,7 @@ def claims_markdown(claims: Sequence[Claim], results: Path) -> str:
 
 
 def sentence(order: Order, lead: Lead) -> str:
-    """Says what was seen of an order."""
+    """Describes the result for an order."""
     seeds = len(lead.best)
     about = "1 seed" if seeds == 1 else f"{seeds} seeds"
     if seeds > 1:
@@ -248,6 +247,6 @@ def sentence(order: Order, lead: Lead) -> str:
 
 
 def points(values: Sequence[float]) -> str:
-    """Formats a mean, with half of its interval where there are enough seeds."""
+    """Formats a mean, with half its interval if there are enough seeds."""
     mean = f"{statistics.mean(values):+.2f}"
     return f"{mean} ± {half_interval(values):.2f}" if len(values) >= SEEDS else mean

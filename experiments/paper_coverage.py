@@ -1,6 +1,6 @@
-"""Reads experiments/results/coverage.toml: what of the five papers was run, and what runs the rest.
+"""Reads experiments/results/coverage.toml: which parts of the five papers were run, and how.
 
-Its head explains the fields; `experiments.paper_tables` makes coverage.md, beside it, of it.
+The file's head explains the fields; `experiments.paper_tables` makes coverage.md from it.
 """
 
 import re
@@ -21,7 +21,7 @@ HEAD = ("table or figure", "shows", "status", "what the rest needs", "core-hours
 
 
 class Item(NamedTuple):
-    """A table or figure of a paper, or some of its columns; `note` is Markdown."""
+    """A table or figure of a paper, or some of its columns; `note` is in Markdown."""
 
     item: str
     shows: str
@@ -44,7 +44,7 @@ def read_coverage(path: Path) -> list[Paper]:
     """Reads the papers of a coverage file.
 
     Raises:
-      ValueError: it is no TOML file, or an entry has an unknown field, status or need, or lacks
+      ValueError: it is not a TOML file, or an entry has an unknown field, status or need, or lacks
         a field. One line.
     """
     try:
@@ -62,8 +62,10 @@ def read_coverage(path: Path) -> list[Paper]:
 
 
 def check_item(item: Item, paper: str) -> None:
-    """Raises ValueError for an unknown status or need, where what was not run has no reason, or
-    where the note of what was run neither links to it nor names its tests."""
+    """Raises ValueError for an unknown status or need, a missing reason, or an incomplete note.
+
+    Items that were not run need a reason; the note of others must link to results or name tests.
+    """
     if item.status not in STATUSES:
         raise ValueError(
             f"{paper}, {item.item}: the status is {item.status!r}; it must be one of "
@@ -81,18 +83,17 @@ def check_item(item: Item, paper: str) -> None:
 
 
 def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
-    """Makes of each paper a table of its items and the commands for them.
+    """Makes, for each paper, a table of its items and the commands for them.
 
     Args:
-      papers: what `read_coverage` returns.
-      width: of a line of prose.
+      papers: result of `read_coverage`.
+      width: width of a line of prose.
     """
     return "\n\n".join(paper_markdown(paper, width) for paper in papers)
 
 
 def counts_markdown(papers: Sequence[Paper], width: int) -> str:
-    """Says how many items have an accuracy in their paper's setting, and counts how many items of
-    each paper have which status."""
+    """Counts each paper's items by status, and those with an accuracy in the paper's setting."""
     items = [item for paper in papers for item in paper.items]
     in_setting = [item for item in items if item.status == RECORDED[0]]
     trained = [item for item in in_setting if item.hours]
@@ -110,7 +111,7 @@ def counts_markdown(papers: Sequence[Paper], width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wraps a paragraph between its words."""
+    """Wraps a paragraph between words."""
     words = " ".join(text.split())
     return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
 

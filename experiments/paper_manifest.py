@@ -1,5 +1,7 @@
-"""Reads experiments/results/tables.toml: which runs stand beside which published numbers. Its head
-explains the fields."""
+"""Reads experiments/results/tables.toml: which runs belong to which published numbers.
+
+The file's head explains the fields.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,8 +15,7 @@ Kind = TypeVar("Kind", bound=tuple)
 
 
 class Selection(NamedTuple):
-    """Runs of one dataset in a CSV of `write_evaluations`: those of some methods, seeds and rounds,
-    or of all."""
+    """Runs of one dataset in a CSV of `write_evaluations`: some methods, seeds, rounds; or all."""
 
     csv: str
     dataset: str
@@ -61,7 +62,7 @@ class Picture(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The tables and pictures that are made of committed files."""
+    """The tables and pictures made from committed files."""
 
     tables: Sequence[Table]
     pictures: Sequence[Picture]
@@ -71,7 +72,7 @@ def read_manifest(path: Path) -> Manifest:
     """Reads the tables and pictures of a manifest.
 
     Raises:
-      ValueError: it is no TOML file, or an entry has an unknown field or lacks one. One line.
+      ValueError: it is not a TOML file, or an entry has an unknown field or lacks one. One line.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -94,12 +95,12 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
-    """Makes a `kind` of these fields, and the defaults of the others.
+    """Makes a `kind` from these fields, and defaults for the others.
 
     Args:
       kind: a NamedTuple.
-      values: by field.
-      where: names the entry in errors.
+      values: field -> value.
+      where: name of the entry in errors.
 
     Raises:
       ValueError: a field is unknown, or one without a default is missing.

@@ -1,4 +1,4 @@
-"""Makes the table of a part of a paper's table: our runs beside the published numbers."""
+"""Makes the table for a part of a paper's table: our runs and the published numbers."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from fedjax_ht.lab.report.document import Table, table_of
 from fedjax_ht.lab.report.rows import ACCURACY, PARTICIPANTS, values
 from fedjax_ht.simulation.rows import evaluated
 
-WIDTH = 128  # of a line of the page
+WIDTH = 128  # characters of a line of the page
 SCORES = (
     SHOWN
     | SHOWN_BESIDE_GLOBAL
@@ -36,7 +36,7 @@ def selected(selection: Selection, results: Path) -> list[Run]:
       results: folder of the file.
 
     Raises:
-      ValueError: there are none, or none of a method that is named.
+      ValueError: there are no runs, or none of a named method.
     """
     runs = []
     for run in read_evaluations(results / selection.csv):
@@ -55,14 +55,14 @@ def selected(selection: Selection, results: Path) -> list[Run]:
 
 
 def up_to(run: Run, last: int) -> Run:
-    """Cuts a run's history off after a round."""
+    """Cuts off a run's history after a round."""
     return run._replace(history=[row for row in run.history if row["round"] <= last])
 
 
 def part_markdown(part: Part, results: Path) -> str:
     """Makes a part's table, methods by falling score, and names the paper's rows that were not run.
 
-    A difference stands only where both sides are of one score and one dataset.
+    Differences are shown only if both sides have the same score and dataset.
 
     Raises:
       ValueError: there is no such score, or no published number.
@@ -99,8 +99,8 @@ def part_table(
       part: the part.
       groups: method -> its runs.
       published: method -> its row in the paper; empty without published numbers.
-      dataset: the published numbers'.
-      comparable: whether ours can be compared with them.
+      dataset: dataset of the published numbers.
+      comparable: True if ours can be compared with them.
     """
     paper_title = "paper %" if dataset == part.runs.dataset else f"paper % ({dataset})"
     means = {method: mean_of(part, method, runs) for method, runs in groups.items()}
@@ -119,14 +119,14 @@ def part_table(
 
 
 def check_scores(part: Part) -> None:
-    """Raises ValueError if a part names a score that there is not."""
+    """Raises ValueError if a part names an unknown score."""
     for key in (part.score, *part.also, part.published_score):
         if key and key not in SCORES:
             raise ValueError(f"{part.title}: {key} is no score; there are {', '.join(SCORES)}")
 
 
 def differing_measures(part: Part, dataset: str) -> list[str]:
-    """Names in what the published numbers differ, so that ours cannot be compared with them."""
+    """Returns how the published numbers differ, so that ours cannot be compared with them."""
     reasons = []
     if dataset != part.runs.dataset:
         reasons.append(f"another dataset ({dataset})")
@@ -136,8 +136,7 @@ def differing_measures(part: Part, dataset: str) -> list[str]:
 
 
 def published_rows(part: Part, dataset: str, results: Path) -> dict[str, dict[str, str]]:
-    """Reads the paper's rows of a dataset by method; nothing for a part without published
-    numbers."""
+    """Reads the paper's rows for a dataset by method; {} for a part without published numbers."""
     if not part.published:
         return {}
     rows = {}
@@ -150,7 +149,7 @@ def published_rows(part: Part, dataset: str, results: Path) -> dict[str, dict[st
 
 
 def our_titles(part: Part) -> list[str]:
-    """Returns the titles of a part's columns up to the paper's."""
+    """Returns the titles of the columns before the paper's."""
     titles = ["method", f"{SCORES[part.score]}, best %"]
     if evaluated_last(part):
         titles.append("last round %")
@@ -159,7 +158,7 @@ def our_titles(part: Part) -> list[str]:
 
 
 def our_cells(part: Part, method: str, runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the cells of a method's row up to the paper's, by the titles of `our_titles`."""
+    """Returns the cells of a method's row before the paper's, by the titles of `our_titles`."""
     name = method
     if method in part.rules:
         name += f", by {SHOWN[f'accuracy_{part.rules[method]}']}"
@@ -178,7 +177,7 @@ def our_cells(part: Part, method: str, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def mean_of(part: Part, method: str, runs: Sequence[Run]) -> float:
-    """Returns the part's score in %, mean over runs, each at its best."""
+    """Returns the part's score in %, the mean over runs at their best."""
     score = by_rule(part, method, part.score)
     best = tops(runs, score)
     if not best:
@@ -187,18 +186,17 @@ def mean_of(part: Part, method: str, runs: Sequence[Run]) -> float:
 
 
 def by_rule(part: Part, method: str, score: str) -> str:
-    """Returns the key of a score by the inference rule that the part has for a method."""
+    """Returns the key of a score under the part's inference rule for a method."""
     return f"{score}_{part.rules[method]}" if method in part.rules else score
 
 
 def evaluated_last(part: Part) -> bool:
-    """Returns whether the last round's score is shown: not that of the participants, which depends
-    on who was drawn."""
+    """Returns whether the last round's score is shown; that of participants depends on the draw."""
     return not part.score.startswith(PARTICIPANTS)
 
 
 def paper_number(row: Mapping[str, str]) -> str:
-    """Formats a published number, such as "91.97 ± 0.37", or "no convergence" where it has none."""
+    """Formats a published number, such as "91.97 ± 0.37"; "no convergence" if there is none."""
     if not row["accuracy"]:
         return "no convergence"
     mean = f"{float(row['accuracy']):.2f}"
@@ -208,8 +206,7 @@ def paper_number(row: Mapping[str, str]) -> str:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Breaks a text into lines of at most `WIDTH` characters; lines after the first are
-    indented."""
+    """Wraps a text at `WIDTH` characters, and indents lines after the first."""
     return textwrap.fill(
         " ".join(text.split()),
         WIDTH,

@@ -1,21 +1,21 @@
-r"""Many runs in one table, beside published numbers.
+r"""Tabulates many runs together with published numbers.
 
     python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV]
     [--score=global_accuracy_head] \
         [--published_score=accuracy_participants] [--rounds=25] [--also=CSV] [--curves=PNG]
 
-Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one
-dataset and method that differ in their seeds alone are pooled; where runs of a method differ in
-more, a run is named by what sets it apart: of the method's options by what differs from their
-defaults, as "fedktl mu=0.0", of other settings by what most of its runs do not share. What it
-trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
-"fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv,
-the evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method
-(with what sets it apart), accuracy (in %, empty where a paper says that it did not converge) and
-source, and may have std. --published_score says which of our scores these numbers are of, if it is
-not --score. --curves draws --score over the evaluations that all runs of a method have. --also
-names files like STEM.csv of earlier tables, whose runs then stand beside these under the names that
-they have there. `experiments.paper_tables` makes the page of all papers' tables of such files.
+Every run below --runs with a config.json and a method's metrics.jsonl counts. Runs of one dataset
+and method that differ only in their seeds are pooled. If runs of a method differ in more, a run is
+named by its differences: method options that are not at their defaults, as "fedktl mu=0.0", and
+other settings that most of its runs do not share. Settings of local training (optimizer, learning
+rate, epochs) are compared with all runs of the dataset, as in "fedclassavg optimizer=adam", so that
+no method has its own training unnoticed. Writes STEM.csv, the evaluations of every run, and
+STEM_table.md. The published CSV has the columns dataset, method (with its differences), accuracy
+(in %, empty if a paper reports no convergence) and source, and may have std. --published_score
+names the score of these numbers, if it is not --score. --curves plots --score over the evaluations
+that all runs of a method have. --also names files like STEM.csv from earlier tables, whose runs are
+added under the names that they have there. `experiments.paper_tables` makes the page of all papers'
+tables from such files.
 """
 
 import itertools
@@ -79,7 +79,7 @@ SAME_RESULT = (
     "trials",
     "lanes",
 )
-"""Fields of a config that do not change a run's numbers, or that are pooled over."""
+"""Fields of a config that do not change a run's results, or over which runs are pooled."""
 
 
 def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -95,17 +95,16 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = ()) -> list[Run]:
-    """Reads every trial below a folder, in order of their paths, its method named by what sets it
-    apart.
+    """Reads every trial below a folder, in path order; methods are named by their differences.
 
     Args:
-      folder: of runs.
-      rounds: the last round that is read; None reads all.
-      earlier: runs of an earlier table, from which these are set apart, too.
+      folder: folder of runs.
+      rounds: last round to read; None reads all.
+      earlier: runs of an earlier table, from which these are distinguished, too.
     """
     runs = []
     for path in sorted(folder.rglob("metrics.jsonl")):
-        if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
+        if not (path.parent.parent / "config.json").exists():  # from a run that was set aside
             continue
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
@@ -119,8 +118,10 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
 
 
 def named_settings(earlier: Sequence[Run]) -> set[tuple[str, str, str]]:
-    """Returns (dataset, method, setting) of the settings that tell an earlier table's runs of a
-    method apart, read off the methods' names."""
+    """Returns (dataset, method, setting) for settings in the names of an earlier table's methods.
+
+    They distinguish runs of a method.
+    """
     names = set()
     for run in earlier:
         method, *parts = run.method.split()
@@ -129,7 +130,7 @@ def named_settings(earlier: Sequence[Run]) -> set[tuple[str, str, str]]:
 
 
 def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
-    """Returns the method in a folder of a run, and what may change its numbers."""
+    """Returns the method in a run's folder, and everything that may affect its results."""
     for entry in config.get("entries", ()):
         if folder_of(entry["label"]) == folder:
             settings = {"method": {"name": entry["method"], "options": entry["options"]}}
@@ -139,14 +140,15 @@ def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
 
 
 def apart(run: Run, runs: Sequence[Run], known: Collection[tuple[str, str, str]] = ()) -> list[str]:
-    """Names what sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the
-    method's options that are not at their defaults, and other settings that most of those runs do
-    not share with it. Settings of local training, as "optimizer=adam", are held against all runs of
-    the dataset.
+    """Names a run's differences, as "mu=0.0", from runs of its dataset and method.
+
+    These are method options that are not at their defaults, and other settings that most of those
+    runs do not share. Settings of local training, as "optimizer=adam", are compared with all runs
+    of the dataset.
 
     Args:
       run: the run.
-      runs: all runs, this one among them.
+      runs: all runs, including this one.
       known: (dataset, method, option) in which runs of earlier tables differ.
     """
     beside = [r for r in runs if r.dataset == run.dataset]
@@ -177,11 +179,11 @@ def line(
     """Returns the cells of one method on one dataset.
 
     Args:
-      runs: the method's.
-      published: the rows of published numbers.
-      score: the accuracy that the table is about.
-      beside: scores shown beside it.
-      published_score: the score that was published.
+      runs: runs of the method.
+      published: rows of published numbers.
+      score: accuracy of the table.
+      beside: further scores.
+      published_score: published score.
     """
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
     numbers = [row["accuracy"] or "no convergence" for row in published]
@@ -210,7 +212,7 @@ def line(
 
 
 def bytes_a_round(runs: Sequence[Run]) -> str:
-    """Formats the mean bytes of a round; "-" where no row counts them."""
+    """Formats the mean bytes of a round; "-" if no row counts them."""
     counts = []
     for run in runs:
         for row in after_start(run.history):
@@ -228,10 +230,10 @@ def markdown(
     """Makes a table for each dataset, methods by falling score.
 
     Args:
-      runs: of all datasets and methods.
+      runs: runs of all datasets and methods.
       published: rows of published numbers by dataset and method.
-      score: the accuracy that the tables are about.
-      published_score: the score that was published; None is `score`.
+      score: accuracy of the tables.
+      published_score: published score; None for `score`.
     """
     published_score = published_score or score
     parts = []
@@ -260,7 +262,7 @@ def markdown(
 
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
-    """Returns whether any evaluation has another number by a key than by the score."""
+    """Returns whether any evaluation has another value for a key than for the score."""
     for run in runs:
         for row in run.history:
             if key in row and row[key] != row.get(score):

@@ -2,11 +2,11 @@
 
     python -m experiments.paper_tables
 
-Run it in the repository's root. experiments/results/tables.toml says which runs stand beside which
+Run it in the repository's root. experiments/results/tables.toml lists which runs belong to which
 published numbers, by which score, and how each was made; its head explains the fields.
-`experiments.paper_table` makes the CSVs from runs. experiments/results/coverage.toml says of every
-table of the papers what runs it, and claims.toml which of their claims stand. Of a page only what
-is between two marks changes, the rest is written by hand.
+`experiments.paper_table` makes the CSVs from runs. experiments/results/coverage.toml lists how to
+run every table of the papers, and claims.toml which of their claims hold. Only the parts of a page
+between two marks change; the rest is written by hand.
 """
 
 import textwrap
@@ -54,7 +54,7 @@ def table_markdown(table: Table, results: Path) -> str:
 
 
 def page(text: str, manifest: Manifest, results: Path) -> str:
-    """Makes the page of tables anew between its marks.
+    """Updates the page of tables between its marks.
 
     Raises:
       ValueError: a mark is missing, or a table's runs are.
@@ -65,7 +65,7 @@ def page(text: str, manifest: Manifest, results: Path) -> str:
 
 
 def coverage_page(text: str, results: Path) -> str:
-    """Makes the page of coverage anew between its marks.
+    """Updates the page of coverage between its marks.
 
     Raises:
       ValueError: a mark is missing, or coverage.toml has a mistake.
@@ -78,10 +78,10 @@ def coverage_page(text: str, results: Path) -> str:
 
 
 def with_claims(text: str, results: Path) -> str:
-    """Makes the page's table of claims anew between its marks.
+    """Updates the page's table of claims between its marks.
 
     Raises:
-      ValueError: a mark is missing, claims.toml has a mistake, or a verdict is not what runs say.
+      ValueError: a mark is missing, claims.toml has a mistake, or a verdict contradicts the runs.
     """
     before, after = around_marks(text, CLAIMS)
     claims = read_claims(results / "claims.toml", results)
@@ -89,11 +89,11 @@ def with_claims(text: str, results: Path) -> str:
 
 
 def around_marks(text: str, marks: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
-    """Returns a page up to what is made and from there on, the marks included.
+    """Returns a page before and after its generated part, marks included.
 
     Args:
-      text: of the page.
-      marks: lines before and behind what is made.
+      text: text of the page.
+      marks: lines before and after the generated part.
 
     Raises:
       ValueError: a mark is missing.

@@ -1,13 +1,13 @@
-r"""Measures how much the best round of "accuracy of a round's participants" owes to the draw.
+r"""Measures how much the best "accuracy of a round's participants" owes to the draw.
 
     python -m experiments.participants_bias --run=RUNS/a/local --csv=ACCURACIES.csv
     python -m experiments.participants_bias --csv=experiments/results/participants_bias.csv \
         --picture=docs/pictures/participants_bias.png
 
-Takes the accuracies of all clients of a run's last evaluation, which then do not change any more,
-draws some of them at random as a round does, round after round, and follows the highest mean so
-far. What lies above the mean over all clients is bias, not learning. Prints it for 100, 300 and 500
-rounds. --csv keeps a run's accuracies, and is read where no --run is given.
+Takes all clients' accuracies at a run's last evaluation, and keeps them fixed. Draws some clients
+at random as a round does, round after round, and tracks the highest mean so far. Anything above the
+mean over all clients is bias, not learning. Prints it for 100, 300 and 500 rounds. --csv stores a
+run's accuracies, and is read if no --run is given.
 """
 
 import csv
@@ -37,14 +37,13 @@ REPEATS = 200  # histories of draws
 def best_so_far(
     accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0
 ) -> np.ndarray:
-    """Computes the highest mean over a round's participants up to each round, while the clients
-    learn nothing.
+    """Computes the highest mean over participants up to each round, while clients learn nothing.
 
     Args:
       accuracy: float [num_clients].
       participants: distinct clients in a round, drawn uniformly.
-      rounds, repeats: rounds of one history of draws, and how many histories.
-      seed: of the draws.
+      rounds, repeats: rounds of one history of draws, and number of histories.
+      seed: seed of the draws.
 
     Returns:
       float [repeats, rounds].
@@ -55,8 +54,7 @@ def best_so_far(
 
 
 def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> Figure:
-    """Draws the clients' own accuracies on the left, the best of the draws against rounds on the
-    right, in percent."""
+    """Plots the clients' accuracies on the left, the best draws so far on the right, in percent."""
     figure, (left, right) = subplots(1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3))
     left.boxplot(
         100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"]
@@ -79,15 +77,17 @@ def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> Figure
 
 
 def last_accuracies(folder: Path) -> np.ndarray:
-    """Returns the clients' accuracies at the last evaluation of an entry's first run; clients
-    without samples are left out."""
+    """Returns the clients' accuracies at the last evaluation of an entry's first run.
+
+    Clients without samples are skipped.
+    """
     first = read_runs(folder)[0]
     accuracy = np.array(evaluated(first)[-1]["clients"], float)
     return accuracy[~np.isnan(accuracy)]
 
 
 def write_accuracies(accuracy: np.ndarray, path: Path) -> None:
-    """Writes a row a client; `read_accuracies` reads them back."""
+    """Writes a row per client, which `read_accuracies` reads back."""
     write_rows(path, ["client", "accuracy"], enumerate(accuracy.tolist()))
 
 
@@ -95,7 +95,7 @@ def read_accuracies(path: Path) -> np.ndarray:
     """Returns the clients' accuracies, float [num_clients].
 
     Raises:
-      ValueError: the file has no column accuracy, or something else than numbers in it.
+      ValueError: the file has no column accuracy, or that has something other than numbers.
     """
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -117,7 +117,7 @@ def accuracies() -> np.ndarray:
         if not _CSV.value:
             return accuracy
         write_accuracies(accuracy, Path(_CSV.value))
-    return read_accuracies(Path(_CSV.value))  # rounded: the file makes the same numbers again
+    return read_accuracies(Path(_CSV.value))  # rounded, so that the file gives the same numbers
 
 
 def main(_) -> None:

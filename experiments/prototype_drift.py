@@ -1,13 +1,13 @@
-r"""Follows global prototypes through a run: margins, norms, drift, and what the drift costs.
+r"""Tracks global prototypes through a run: margins, norms, drift, and the cost of the drift.
 
     python -m experiments.prototype_drift --config=cifar10_practical:method=fedtgp \
         --config.method.options.variant=released --config.shared_init=True --csv=drift.csv
 
-Clients train with the prototypes of the round before, and are scored with new ones. Each round of
-the first trial has a line: the method's margin and losses; the mean norm of the prototypes, the
-mean distance to the nearest other one, and the mean distance from those of the round before. Rounds
-that the config evaluates have the accuracy by each rule, mean over clients, with the new prototypes
-and with those that the clients trained with.
+Clients train with the previous round's prototypes, and are scored with new ones. Each round of the
+first trial has a line: the method's margin and losses; the prototypes' mean norm, their mean
+distance to the nearest other one, and their mean distance from the previous round's. Rounds that
+the config evaluates have the accuracy by each rule, mean over clients, with the new prototypes and
+with those with which the clients trained.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 
 
 def measures(values: np.ndarray, present: np.ndarray, before: np.ndarray | None) -> dict:
-    """Measures prototypes, float [C, K] and bool [C], beside those of the round before."""
+    """Measures prototypes, float [C, K] and bool [C], also against those of the previous round."""
     row = {
         "norm": np.linalg.norm(values[present], axis=1).mean(),
         "nearest": np.nanmean(prototype_margins(values, present).nearest),
@@ -40,7 +40,7 @@ def measures(values: np.ndarray, present: np.ndarray, before: np.ndarray | None)
 
 
 def followed(run: Run) -> Iterator[dict]:
-    """Plays the first trial of a run, and yields a row a round."""
+    """Runs the first trial of a run, and yields a row per round."""
     data = fl.make_federation_data(run.dataset, run.partitions[0], run.federation)
     simulation = fl.make_simulation(run.method, run.federation, data, options=run.options)
     state, before, server = simulation.init(), None, None
@@ -54,7 +54,7 @@ def followed(run: Run) -> Iterator[dict]:
         row |= measures(values, present, before)
         if number % run.config.evaluate.every == 0:
             for name, of_server in (("new", server), ("before", trained_with)):
-                if of_server is None:  # of the first round
+                if of_server is None:  # in the first round
                     continue
                 scores = simulation.evaluate(state._replace(server=of_server)).accuracy["test"]
                 row |= {f"{name}_{rule}": np.nanmean(scores[rule]) for rule in simulation.rules}

@@ -1,14 +1,15 @@
-r"""Margins between class prototypes, of clients and global ones, in a run (FedTGP, Zhang et al.,
-AAAI 2024, Figure 1).
+r"""Measures margins between class prototypes, of clients and global ones, in a run.
+
+FedTGP, Zhang et al., AAAI 2024, Figure 1.
 
     python -m experiments.prototype_margins --workdir=RUN --csv=margins.csv \
         [--method=fedtgp] [--trial=0] [--picture=margins.png]
 
 A class's margin is the Euclidean distance from its prototype to that of the nearest other class. A
-client's prototypes are the mean features of its training samples by its trained model in evaluation
-mode, of the run's newest checkpoint; the global ones are what the server sends. All entries of the
-run that have global prototypes count, or the one that --method names. Writes a row for each client
-and class, and prints a table of them.
+client's prototypes are the mean features of its training samples, by its trained model in
+evaluation mode, at the run's newest checkpoint; the global ones are those that the server sends.
+All entries of the run with global prototypes count, or the one that --method names. Writes a row
+for each client and class, and prints a table of them.
 """
 
 import functools
@@ -49,10 +50,10 @@ class Row(NamedTuple):
 
     Attributes:
       method: label of the entry.
-      trial, round: of the run.
+      trial, round: trial and round of the run.
       client: id, or GLOBAL for the server's prototypes.
-      label: of the class.
-      nearest, mean: distances, as of `Margins`.
+      label: index of the class.
+      nearest, mean: distances, as in `Margins`.
     """
 
     method: str
@@ -65,13 +66,12 @@ class Row(NamedTuple):
 
 
 def client_prototypes(loaded: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean features by class of every client, float32 [N, C, K], and which classes it
-    has, bool [N, C]."""
+    """Returns clients' class means of features, float32 [N, C, K], and which exist, bool [N, C]."""
     federation, dataset = loaded.run.federation, loaded.run.dataset
     train = stack([client.train for client in loaded.run.partitions[trial]])
     inputs = jax.tree.map(jnp.asarray, dataset.inputs)
     labels = jnp.asarray(dataset.labels)
-    collectors = {}  # a program an architecture
+    collectors = {}  # one program per architecture
     for bucket in federation.buckets:
         collectors[bucket.name] = jax.jit(functools.partial(class_sums, bucket))
     values, present = [], []
@@ -86,15 +86,13 @@ def client_prototypes(loaded: LoadedRun, trial: int) -> tuple[np.ndarray, np.nda
 
 
 def global_prototypes(loaded: LoadedRun) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prototypes that the server sends, float32 [C, K], and which classes have one,
-    bool [C]."""
+    """Returns the prototypes that the server sends, float32 [C, K], and their classes, bool [C]."""
     sent = loaded.run.method.view.prototypes(loaded.state.server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
 def rows_of(loaded: LoadedRun, trial: int) -> Iterator[Row]:
-    """Yields the rows of one entry: those of its clients in order, then the server's; classes
-    without a margin have none."""
+    """Yields an entry's rows for classes with a margin: its clients in order, then the server."""
     clients = prototype_margins(*client_prototypes(loaded, trial))
     server = prototype_margins(*global_prototypes(loaded))
     owners = [(str(i), *margins) for i, margins in enumerate(zip(*clients))]
@@ -112,8 +110,7 @@ def rows_of(loaded: LoadedRun, trial: int) -> Iterator[Row]:
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """Makes a table with a row an entry: the clients' margins, the largest of them by class, and
-    the global prototypes' margins."""
+    """Makes a table with a row per entry: clients' margins, largest by class, and global ones."""
     head = [
         "method",
         "round",
@@ -153,8 +150,7 @@ def clients_and_server(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def picture(rows: Sequence[Row]) -> Figure:
-    """Draws margins by class for each entry: a dot a client, a triangle for the global
-    prototype."""
+    """Plots margins by class for each entry: dots for clients, triangles for global prototypes."""
     methods = grouped(rows, METHOD)
     figure, axes = subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
     looks = (

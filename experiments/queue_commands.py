@@ -1,8 +1,8 @@
 """Reads the queue, experiments/queue/commands.txt: its rows, and what each command would run.
 
-A row begins with a line "# row 1 (3 core-hours): what it settles", and has a command of `fedjax-ht`
-a line, which ends with --workdir=$RUNS/NAME. $RUNS is the folder of all runs. Entries that an
-earlier command chooses are written as --methods="$(python -m experiments.chosen ...)".
+A row begins with a line "# row 1 (3 core-hours): what it settles", followed by one command of
+`fedjax-ht` per line, which ends with --workdir=$RUNS/NAME. $RUNS is the folder of all runs. Entries
+chosen by an earlier command are written as --methods="$(python -m experiments.chosen ...)".
 """
 
 import argparse
@@ -33,9 +33,9 @@ class Command(NamedTuple):
     """One command.
 
     Attributes:
-      name: of its folder.
+      name: name of its folder.
       kind: "compare" or "sweep".
-      arguments: as written, without --workdir.
+      arguments: arguments as written, without --workdir.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Plan(NamedTuple):
     """A command's run.
 
     Attributes:
-      config: with all entries, of a sweep its points.
-      rounds: of all entries together.
+      config: config with all entries; for a sweep, its points.
+      rounds: rounds of all entries together.
     """
 
     config: Config
@@ -68,8 +68,8 @@ def read_queue(path: Path = QUEUE) -> list[QueueRow]:
     """Reads the rows of a queue.
 
     Raises:
-      ValueError: a line is neither a row's heading nor a command, a command stands before the first
-        row, or two commands have one name. One line.
+      ValueError: a line is neither a row's heading nor a command, a command precedes the first row,
+        or two commands have one name. One line.
     """
     rows: list[QueueRow] = []
     names: set[str] = set()
@@ -91,12 +91,12 @@ def read_queue(path: Path = QUEUE) -> list[QueueRow]:
 
 
 def plans_of(rows: Sequence[QueueRow]) -> dict[str, Plan]:
-    """Returns what each command runs, by name, before anything has run: what a search would choose
-    is its --entry, and what a comparison would choose --method.
+    """Returns what each command runs, by name, before anything has run.
+
+    The choice of a search is its --entry, and that of a comparison its --method.
 
     Raises:
-      ValueError: a command is wrong, or asks for the choice of one that does not come before it.
-        One line.
+      ValueError: a command is wrong, or uses the choice of one that does not precede it. One line.
     """
     plans: dict[str, Plan] = {}
     chosen: dict[str, str] = {}  # name of a search -> its entry
@@ -113,15 +113,15 @@ def plans_of(rows: Sequence[QueueRow]) -> dict[str, Plan]:
 
 
 def choices(arguments: str, searches: Mapping[str, str], known: Mapping[str, Plan]) -> list[str]:
-    """Returns the entries that `experiments.chosen` stands for.
+    """Returns the entries that `experiments.chosen` would print.
 
     Args:
       arguments: its flags and folders, without --runs.
       searches: name -> entry of earlier searches.
-      known: the earlier commands by name.
+      known: earlier commands by name.
 
     Raises:
-      ValueError: a name is of no earlier command, or of a comparison without --method. One line.
+      ValueError: no earlier command has a name, or a comparison has no --method. One line.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--method")
@@ -141,17 +141,17 @@ def choices(arguments: str, searches: Mapping[str, str], known: Mapping[str, Pla
 
 
 def plan_of(kind: str, arguments: Sequence[str]) -> tuple[Plan, str | None]:
-    """Parses a command as `fedjax-ht` does; returns what it runs, and of a sweep the --entry.
+    """Parses a command as `fedjax-ht` does; returns what it runs, and a sweep's --entry.
 
     Raises:
-      ValueError, absl's errors of flags: it is wrong. One line.
+      ValueError, absl's errors of flags: the command is wrong. One line.
     """
     values = flags.FlagValues()
     define_config(values)
     if kind == "compare":
         flags.DEFINE_list("methods", None, "", flag_values=values)
         flags.DEFINE_integer("trials", None, "", flag_values=values)
-        # its search comes before, and is not counted
+        # its search precedes it, and is not counted
         flags.DEFINE_integer("fair", None, "", flag_values=values)
     else:
         flags.DEFINE_string("entry", None, "", flag_values=values)

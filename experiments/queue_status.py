@@ -1,9 +1,10 @@
-"""Tabulates how far the queue of runs has come: python -m experiments.queue_status --runs=RUNS
-[--table=FILE.md].
+"""Tabulates the progress of the queue of runs.
+
+    python -m experiments.queue_status --runs=RUNS [--table=FILE.md]
 
 Reads experiments/queue/commands.txt and the folders of its commands below --runs, and trains
-nothing. Rounds are those of all entries together, of a search those of all points; each trains the
-seeds beside it.
+nothing. Rounds are those of all entries together, for a search those of all points; each trains the
+seeds in its row.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ class Progress(NamedTuple):
     """Progress of a command.
 
     Attributes:
-      rounds: of all entries, or of the scored points of a search, together.
-      begun, done: whether it has begun, and whether nothing is left.
+      rounds: rounds of all entries, or of a search's scored points, together.
+      begun, done: True if it has begun, and if nothing is left.
     """
 
     rounds: int
@@ -51,10 +52,10 @@ class Progress(NamedTuple):
 
 
 def progress(path: Path, plan: Plan) -> Progress:
-    """Reads how far the command of a folder has come.
+    """Reads the progress of the command of a folder.
 
     Raises:
-      ValueError, OSError: the folder is not what a run writes. One line.
+      ValueError, OSError: the folder is not one of a run. One line.
     """
     if not (path / "config.json").exists():
         return Progress(rounds=0, begun=False, done=False)
@@ -66,24 +67,24 @@ def progress(path: Path, plan: Plan) -> Progress:
 
 
 def progress_of_search(search: Search) -> Progress:
-    """Counts the rounds of all points that are scored."""
+    """Counts the rounds of all scored points."""
     rounds, before = 0, 0
     for at, scores in sorted(search.scores.items()):
         rounds += len(scores) * (at - before)
         before = at
     try:
         survivors(search)
-    except ValueError:  # not finished
+    except ValueError:  # unfinished
         return Progress(rounds=rounds, begun=True, done=False)
     return Progress(rounds=rounds, begun=True, done=True)
 
 
 def table_of(rows: Sequence[QueueRow], runs: Path) -> Table:
-    """Makes a table with a row a command.
+    """Makes a table with a row per command.
 
     Args:
-      rows: of the queue.
-      runs: the folder of all runs.
+      rows: rows of the queue.
+      runs: folder of all runs.
 
     Raises:
       ValueError, OSError: a command or a folder is wrong. One line.
@@ -97,7 +98,7 @@ def table_of(rows: Sequence[QueueRow], runs: Path) -> Table:
             seeds = range(plan.config.seed, plan.config.seed + plan.config.trials)
             cells = [f"{done.rounds:,}", f"{plan.rounds:,}", ", ".join(map(str, seeds)), done.state]
             lines.append([*about, command.name, *cells])
-            about = ["", "", ""]  # once a row
+            about = ["", "", ""]  # once per row
     return Table(HEAD, lines)
 
 

@@ -1,4 +1,4 @@
-"""Rows of results: their columns, their groups, and CSV files of them."""
+"""Rows of results: columns, groups, and CSV files."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def write_rows(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Writes rows below a head, floats with six significant digits; whole or not at all."""
+    """Writes rows below a header, atomically; floats have six significant digits."""
     text = Table(head, [list(map(cell, row)) for row in rows]).csv()
     with atomic_open(path) as file:
         file.write(text)
@@ -37,6 +37,6 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def late_mean(history: Mapping[int, float]) -> float:
-    """Returns the mean over the evaluations in the last third of the rounds, of round -> score."""
+    """Returns the mean over evaluations in the last third of the rounds, given round -> score."""
     last = max(history)
     return statistics.mean(value for number, value in history.items() if 3 * number > 2 * last)

@@ -1,5 +1,4 @@
-"""Reads folders of runs and comparisons: the config, the entries' settings, and their scores by
-trial."""
+"""Reads folders of runs and comparisons: config, settings of entries, and their scores by trial."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -27,10 +26,10 @@ class RunFolder(NamedTuple):
     """A run's folder.
 
     Attributes:
-      path: of the folder.
+      path: path of the folder.
       config: field -> value, as "partition.options.alpha" -> 0.1.
-      entries: label -> the entry as config.json has it, with "method", "options", "training",
-        "model" and "tuned".
+      entries: label -> the entry as in config.json, with "method", "options", "training", "model"
+        and "tuned".
     """
 
     path: Path
@@ -39,8 +38,10 @@ class RunFolder(NamedTuple):
 
 
 class TrialScore(NamedTuple):
-    """The score of one trial of an entry, in [0, 1], and the round that it was taken from; the
-    seeds are those of the training and of the split."""
+    """The score of one trial of an entry, in [0, 1], and its round.
+
+    The seeds are those of the training and of the split.
+    """
 
     seed: int
     split: int
@@ -63,8 +64,10 @@ def read_folder(path: Path) -> RunFolder:
 
 
 def settings_of(folder: RunFolder, label: str) -> dict[str, Any]:
-    """Returns the settings of an entry under the names by which entries set them: options of the
-    method as "mu", fields of its training and model as "training.learning_rate"."""
+    """Returns an entry's settings under the names by which entries set them.
+
+    These are method options as "mu", and fields of training and model as "training.learning_rate".
+    """
     entry = folder.entries[label]
     settings = dict(entry["options"])
     for field, value in folder.config.items():
@@ -75,17 +78,17 @@ def settings_of(folder: RunFolder, label: str) -> dict[str, Any]:
 
 
 def runs_of(folder: RunFolder, label: str) -> list[list[Row]]:
-    """Returns the rows of each run of an entry, as far as it has come."""
+    """Returns the rows of each run of an entry so far."""
     return read_runs(folder.path / folder_of(label))
 
 
 def rounds_done(folder: RunFolder, label: str) -> int:
-    """Returns the rounds that an entry has done; 0 where it has not begun."""
+    """Returns the number of rounds that an entry has done; 0 if it has not begun."""
     return max((history[-1]["round"] for history in runs_of(folder, label)), default=0)
 
 
 def unfinished(folder: RunFolder) -> list[str]:
-    """Says in a line each which entries have not done all rounds of the config."""
+    """Returns a message for each entry that has not done all rounds of the config."""
     lines = []
     for label in folder.entries:
         done, rounds = rounds_done(folder, label), folder.config["rounds"]
@@ -95,12 +98,13 @@ def unfinished(folder: RunFolder) -> list[str]:
 
 
 def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
-    """Says in a line each what keeps entries of a run from being compared, as `report.compared`
-    does: an entry is unfinished, or its folder came from another run.
+    """Returns messages about why entries of a run cannot be compared, as `report.compared` does.
+
+    An entry may be unfinished, or its folder may come from another run.
 
     Args:
       workdir: the run's folder.
-      labels: of the entries.
+      labels: labels of the entries.
 
     Raises:
       ValueError, OSError: the folder cannot be read. One line.
@@ -120,8 +124,8 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
     """Returns the score of each trial of an entry that has it.
 
     Args:
-      folder: of the run.
-      label: of the entry.
+      folder: folder of the run.
+      label: label of the entry.
       score: a key of metrics.jsonl, such as "accuracy_participants".
       by: one of `BY`, the round that counts.
     """
@@ -138,9 +142,10 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
 
 
 def chosen_score(trial: Sequence[Row], score: str, by: str) -> tuple[int, float] | None:
-    """Returns the round that counts and the score there, by one of `BY`: by "late" the last round
-    and the mean over the last third of them. None where no row has the score, or the one to choose
-    by."""
+    """Returns the round that counts, by one of `BY`, and its score; None without such a score.
+
+    With "late", they are the last round and the mean over the last third of the rounds.
+    """
     scored = {row["round"]: row for row in trial if score in row}
     if not scored:
         return None
@@ -152,7 +157,7 @@ def chosen_score(trial: Sequence[Row], score: str, by: str) -> tuple[int, float]
 
 
 def require_score(folder: RunFolder, score: str) -> None:
-    """Raises ValueError where no row of any entry has the score. One line."""
+    """Raises a one-line ValueError if no row of any entry has the score."""
     keys: dict[str, None] = {}
     for label in folder.entries:
         for row in itertools.chain(*runs_of(folder, label)):

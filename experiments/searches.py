@@ -12,12 +12,12 @@ GO_ON = "give the same sweep again, which goes on"
 
 
 class Search(NamedTuple):
-    """A search, as far as it has come.
+    """A search so far.
 
     Attributes:
-      folder: the entries are the points.
-      scores: after so many rounds -> label -> validation accuracy; NaN of a point in which a client
-        or the server stopped being finite.
+      folder: folder whose entries are the points.
+      scores: number of rounds -> label -> validation accuracy; NaN for a point in which a client or
+        the server did not stay finite.
     """
 
     folder: RunFolder
@@ -42,7 +42,7 @@ def survivors(search: Search) -> list[str]:
     """Returns the points that have trained for all rounds, in order.
 
     Raises:
-      ValueError: the search is not finished. One line.
+      ValueError: the search is unfinished. One line.
     """
     path, last = search.folder.path, search.folder.config["rounds"]
     alive = list(search.folder.entries)
@@ -63,7 +63,7 @@ def choice(search: Search) -> str:
     """Returns the point that the search chose, as an entry for `fedjax-ht compare --methods`.
 
     Raises:
-      ValueError: it is not finished, or in all points something stopped being finite. One line.
+      ValueError: it is unfinished, or no point stayed finite. One line.
     """
     alive = survivors(search)
     last = search.scores[search.folder.config["rounds"]]

@@ -1,15 +1,15 @@
-r"""Trains a server again on one round's prototypes, in other orders of its mini-batches.
+r"""Retrains a server on one round's prototypes, in other orders of its mini-batches.
 
     python -m experiments.server_orders --workdir=RUN --csv=orders.csv \
         [--method=fedtgp:variant=released] [--trial=0] [--orders=4]
 
 The clients' models stay those of the run's newest checkpoint, and upload their class means, from
-training samples in evaluation mode. The server trains on from its state, in `--orders` orders for
-each of these: its settings, a tenth of its rate, ten times its epochs, and its settings on uploads
-of at least 20 samples alone; once with all uploads in a batch. A row has the setting, the order,
-the number of uploads and of those that are nearest to another class's prototype, and the accuracy
-of each client on its test samples by the method's first rule. Further rows have the prototypes that
-the run had, the mean of each class's uploads as prototypes, and the clients' own heads.
+training samples in evaluation mode. The server continues from its state, in `--orders` orders for
+each of: its settings, a tenth of its rate, ten times its epochs, and its settings only on uploads
+of at least 20 samples; and once with all uploads in a batch. A row has the setting, the order, the
+number of uploads and of those nearest to another class's prototype, and each client's accuracy on
+its test samples by the method's first rule. Further rows use the run's own prototypes, the mean of
+each class's uploads as prototypes, and the clients' own heads.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,12 +35,14 @@ from fedjax_ht.methods.shared.prototypes import Uplink, mean_by_class
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 _ORDERS = flags.DEFINE_integer("orders", 4, "Trainings of each setting.", allow_override=True)
 
-LEAST = 20  # samples of an upload that counts in the last setting
+LEAST = 20  # fewest samples of an upload that counts in the last setting
 
 
 def training(loaded: LoadedRun, **options) -> Callable:
-    """Compiles the server's training: (uploads float [N, C, K], which are there bool [N, C], key)
-    -> the server. `options` replace those of the run's method."""
+    """Compiles the server's training: (uploads [N, C, K], present bool [N, C], key) -> server.
+
+    `options` replace those of the run's method.
+    """
     run, state = loaded.run, loaded.state
     method = METHODS[run.entry.method](run.method.training, **run.entry.options | options)
 
@@ -55,7 +57,7 @@ def training(loaded: LoadedRun, **options) -> Callable:
 
 
 def rows_of(loaded: LoadedRun, trial: int, orders: int) -> Iterator[dict]:
-    """Yields a row a training."""
+    """Yields a row per training."""
     run, state = loaded.run, loaded.state
     values, present = map(jnp.asarray, client_prototypes(loaded, trial))
     counts = class_counts(

@@ -1,5 +1,7 @@
-"""Points of accuracy against one setting of a config: read from folders of comparisons and from CSV
-files, and refused where runs differ in more."""
+"""Points of accuracy against one setting of a config, from folders of comparisons and CSV files.
+
+Runs that differ in more are rejected.
+"""
 
 import csv
 import operator
@@ -15,8 +17,8 @@ from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 
 UNCOMPARED = {*NAMING, *FREE_FIELDS, "seed", "partition.seed", "trials", "searched", "lanes"}
 UNCOMPARED -= {"rounds"}
-"""Fields that may differ from folder to folder: they change no number, name entries, which are
-compared by themselves, or are seeds."""
+"""Fields that may differ between folders: seeds, fields that do not affect results, and names of
+entries, which are compared separately."""
 
 ROUNDS = {
     "best": "best round",
@@ -31,10 +33,10 @@ class Point(NamedTuple):
     """The accuracy of one trial of an entry at one value of a setting.
 
     Attributes:
-      setting, value: the field, and its value as text.
-      entry: label.
-      seed, split: seeds of the training and of the split; "" where a file does not say.
-      score, by: what the accuracy is, and which round it is of.
+      setting, value: the field, and its value as a string.
+      entry: label of the entry.
+      seed, split: seeds of the training and of the split; "" if a file lacks them.
+      score, by: name of the accuracy, and the round it is from.
       accuracy: in [0, 1].
     """
 
@@ -54,9 +56,9 @@ def points_of_folders(
     """Reads the trials of comparisons that differ in one setting.
 
     Args:
-      folders: of the comparisons.
-      settings: the field on the axis, and fields that may differ with it.
-      score, by: as of `run_folders.trial_scores`.
+      folders: folders of the comparisons.
+      settings: field on the axis, and fields that may differ with it.
+      score, by: as for `run_folders.trial_scores`.
 
     Raises:
       ValueError: the folders differ in another field, or not in this one, or have no such score.
@@ -85,8 +87,10 @@ def points_of_folders(
 
 
 def check_settings(folders: Sequence[RunFolder], settings: Sequence[str]) -> None:
-    """Raises ValueError where folders differ in a field beside `settings`, or all have one value of
-    the first of them. One line that names the field."""
+    """Raises ValueError if folders differ in a field outside `settings`, or not in the first.
+
+    The message is one line that names the field.
+    """
     axis, first = settings[0], folders[0]
     for folder in folders:
         if axis not in folder.config:
@@ -106,8 +110,10 @@ def check_settings(folders: Sequence[RunFolder], settings: Sequence[str]) -> Non
 
 
 def differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
-    """Returns the values of the fields in which two runs differ; settings of an entry that both
-    have and that was not tuned for each are among them, as "fedssa.mu"."""
+    """Returns the values of the fields in which two runs differ, with those of shared entries.
+
+    An entry's settings are named as "fedssa.mu"; entries that were tuned for each run are skipped.
+    """
     before, now = compared(first, other), compared(other, first)
     fields = sorted(before.keys() | now.keys())
     pairs = {field: (before.get(field), now.get(field)) for field in fields}
@@ -115,7 +121,7 @@ def differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]
 
 
 def compared(folder: RunFolder, other: RunFolder) -> dict[str, Any]:
-    """Returns a run's fields and settings that must be those of another run."""
+    """Returns a run's fields and settings that must equal another run's."""
     fields = {}
     for field, value in folder.config.items():
         if field not in UNCOMPARED and field.split(".")[0] not in UNCOMPARED:
@@ -131,16 +137,16 @@ def compared(folder: RunFolder, other: RunFolder) -> dict[str, Any]:
 
 
 def points_of_file(path: Path, setting: str, value: str, *, score: str, by: str) -> list[Point]:
-    """Reads the trials in a CSV file, a comparison's trials.csv or one of evaluations.
+    """Reads the trials in a CSV file, a comparison's trials.csv or one with evaluations.
 
     Args:
-      path: of the file.
-      setting, value: what the file is of.
-      score: of evaluations; trials.csv has "accuracy".
-      by: the round that counts.
+      path: path of the file.
+      setting, value: setting of the file, and its value.
+      score: score, for evaluations; trials.csv has "accuracy".
+      by: round that counts.
 
     Raises:
-      ValueError: the file is of neither kind, of several data sets, or has no such score. One line.
+      ValueError: the file is of neither kind, has several data sets, or has no such score.
     """
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -173,11 +179,10 @@ def points_of_file(path: Path, setting: str, value: str, *, score: str, by: str)
 
 
 def evaluated_trials(path: Path, score: str, by: str) -> list[dict[str, str]]:
-    """Reads "entry", "seed" and "accuracy" of each trial in a CSV of evaluations that has the
-    score.
+    """Reads "entry", "seed" and "accuracy" of each trial with the score, in a CSV of evaluations.
 
     Raises:
-      ValueError: the file is of several data sets. One line.
+      ValueError: the file has several data sets. One line.
     """
     runs = read_evaluations(path)
     datasets = sorted({run.dataset for run in runs})
@@ -192,7 +197,7 @@ def evaluated_trials(path: Path, score: str, by: str) -> list[dict[str, str]]:
 
 
 def read_points(path: Path) -> list[Point]:
-    """Reads the points of a file that this program wrote.
+    """Reads the points of a file written by this program.
 
     Raises:
       ValueError: it is another file. One line.
@@ -209,7 +214,7 @@ def read_points(path: Path) -> list[Point]:
 
 
 def refuse_repeated(points: Sequence[Point]) -> None:
-    """Raises ValueError where a trial of an entry is there twice at one value. One line."""
+    """Raises a one-line ValueError if a trial of an entry occurs twice at one value."""
     for key, same in grouped(points, operator.itemgetter(1, 2, 3, 4)).items():
         if len(same) > 1:
             value, entry, seed, _ = key
@@ -219,14 +224,14 @@ def refuse_repeated(points: Sequence[Point]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Formats a value of a field."""
+    """Formats a field's value."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:g}"
     return str(value)
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """Returns distinct values, numbers in their order and others as they come."""
+    """Returns distinct values: numbers in order, others as they come."""
     distinct = list(dict.fromkeys(values))
     if all(map(is_number, distinct)):
         distinct.sort(key=float)

@@ -1,10 +1,9 @@
-r"""Trains an embedded generator, from the start or from where the same command stopped, and writes
-it as .npz.
+r"""Trains an embedded generator, anew or from where the same command stopped, and writes an .npz.
 
     python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 \
         --workdir=DIR --out=FILE.npz
 
-Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while
+Ctrl-C and SIGTERM save first. --minutes=0 with --out exports the generator in a workdir, even while
 another process trains.
 """
 
@@ -32,7 +31,7 @@ from fedjax_ht.lab.runs.folder import remember_fields
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.models.generator import Card
 
-WIDEST = 1024  # channels
+WIDEST = 1024  # most channels
 
 _DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the dataset's files are.")
@@ -74,7 +73,7 @@ def main(_) -> None:
             "seed": seed,
             "recipe": recipe._asdict(),
         }
-        # JSON has lists where the recipe has tuples, and the file is compared with it.
+        # through JSON, which has lists for the recipe's tuples: the file is compared with it
         remember_fields(json.loads(json.dumps(config)), workdir)
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, OSError, ImportError) as error:
@@ -116,7 +115,7 @@ def channels() -> tuple[int, ...]:
     """Returns the channels of the maps of 4, 8, 16 and 32 pixels.
 
     Raises:
-      ValueError: they are no four integers from 1 to `WIDEST`. One line.
+      ValueError: they are not four integers from 1 to `WIDEST`. One line.
     """
     sizes = tuple(int(text) if text.isdecimal() else 0 for text in _CHANNELS.value)
     if len(sizes) != 4 or not all(0 < size <= WIDEST for size in sizes):
@@ -126,8 +125,10 @@ def channels() -> tuple[int, ...]:
 
 
 def trained(recipe: Recipe, pictures: Pictures, state: GanState, log: Log) -> GanState:
-    """Trains for --minutes, or until --images have been seen, or a signal comes, which ends the
-    program once the state is saved."""
+    """Trains for --minutes, until --images have been seen, or until a signal arrives.
+
+    A signal ends the program once the state is saved.
+    """
     workdir = Path(_WORKDIR.value)
     end, images = time.monotonic() + 60 * _MINUTES.value, _IMAGES.value or math.inf
 
@@ -150,10 +151,10 @@ def trained(recipe: Recipe, pictures: Pictures, state: GanState, log: Log) -> Ga
 
 
 def check_out(path: Path) -> None:
-    """Refuses a file that could not be written when the training has ended.
+    """Rejects a file that could not be written after the training.
 
     Raises:
-      ValueError, OSError: it is no .npz, or has no place. One line.
+      ValueError, OSError: it is not an .npz, or its folder cannot be made. One line.
     """
     if path.suffix != ".npz" or path.is_dir():
         raise ValueError(f"out is {str(path)!r}; it must be a file whose name ends in .npz")

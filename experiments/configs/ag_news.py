@@ -4,11 +4,12 @@ r"""Local training (or :method=fedproto, fedtgp) on AG News: 20 clients of HtFLl
     fedjax-ht compare --config=ag_news:set=ag_news_test --fair=5 --trials=3 \
         --methods=local,fedproto,fedtgp,fedgh,fd,fml,lg_fedavg,fedgen,fedssa
 
-Dirichlet 0.1. fastText, logistic regression, LSTM and BiLSTM in turn, of 64 features (HtFLlib's
-have 512), batches of 10, one epoch a round. A part of each client's texts validates, for --fair.
+Dirichlet 0.1. Clients have fastText, logistic regression, LSTM and BiLSTM in turn, with 64 features
+(512 in HtFLlib), batches of 10 and one epoch per round. Part of each client's texts is for
+validation, for --fair.
 
-Needs train.csv and test.csv of AG News in `data/ag_news/`; with set=ag_news_test the 7,600 texts of
-test.csv alone, in `data/ag_news/test.csv` or `data/ag_news_test.csv`, a seventeenth of the data.
+Needs train.csv and test.csv of AG News in `data/ag_news/`. set=ag_news_test needs only the 7,600
+texts of test.csv, in `data/ag_news/test.csv` or `data/ag_news_test.csv`, a seventeenth of the data.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config

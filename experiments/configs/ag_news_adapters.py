@@ -4,12 +4,12 @@ r"""FlexLoRA (or :method=hetlora, flora, ...) on AG News: adapters of four ranks
     fedjax-ht compare --config=ag_news_adapters:model=minilm \
         --methods=local,lg_fedavg,fedit,hetlora,flexlora,flora,ffa_lora,fedsa_lora
 
-20 clients by Dirichlet 0.3 of 1,000 articles, cut to 32 tokens. Ranks 2, 4, 8 and 16 in turn, on
-the queries and values of all layers.
+1,000 articles, cut to 32 tokens, are split over 20 clients by Dirichlet 0.3. Clients have ranks 2,
+4, 8 and 16 in turn, on the queries and values of all layers.
 
-Needs test.csv of AG News in `data/ag_news/`, and a folder of Hugging Face's with a BERT: its
-config.json, model.safetensors and tokenizer.json, and the package tokenizers. MiniLM's six layers
-(all-MiniLM-L6-v2, Apache-2.0) are such.
+Needs test.csv of AG News in `data/ag_news/`, the package tokenizers, and a Hugging Face folder with
+a BERT: its config.json, model.safetensors and tokenizer.json. An example is MiniLM with six layers
+(all-MiniLM-L6-v2, Apache-2.0).
 """
 
 from experiments.configs import ag_news

@@ -1,14 +1,14 @@
-"""Six methods among clients that attack, with a defence or without.
+"""Six methods among clients that attack, with or without a defence.
 
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3,robust=median
 
 Accuracies are those of the honest clients.
 
-Twenty clients with some hundred images each of a Dirichlet(1.0) split of the embedded images, three
-seeds with a split each, as in few_samples.py, next to this file, whose options the methods have,
-too. FedAvg's clients have one architecture and FedRolex's slices of one network; nobody tuned for
-them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and defences.py. Results:
+Twenty clients have some hundred images each of a Dirichlet(1.0) split of the embedded images. There
+are three seeds with a split each, and the methods have their options, as in the config few_samples.
+FedAvg's clients have one architecture, and FedRolex's slices of one network; neither was tuned.
+`attack` and `robust` are as in fedjax_ht/trust/attacks.py and defences.py. Results:
 experiments/results/attacked.md.
 """
 
@@ -42,7 +42,7 @@ def get_config(argument=None):
     config.dataset.image_size = 16
     config.model.group = "mlp2"
     config.attack.seed = 1
-    config.refuse_outliers = 0.0  # a defence, too; only those of `robust` are compared
+    config.refuse_outliers = 0.0  # also a defence; only those in `robust` are compared
     config.trials = 3
     config.rounds = config.evaluate.every = 20
     arguments = {"attack": set_attack, "share": set_share, "robust": set_defence}

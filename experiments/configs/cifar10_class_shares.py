@@ -1,4 +1,4 @@
-r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client.
+r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes each.
 
     fedjax-ht run --config=cifar10_class_shares:method=fedral
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,clients=50
@@ -7,18 +7,18 @@ r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, tw
     # each client's own samples 8:1:1, as the papers' texts say
     ... --config.partition.options.sets=merged
 
-The authors of FedClassAvg train by another optimizer, which here is asked for:
+The authors of FedClassAvg train with another optimizer:
 
     ...:method=fedclassavg --config.training.optimizer=adam --config.training.learning_rate=1e-4 \
         --config.training.beta1=0.5
 
 FedSSA, Table 2, and FedRAL, Table 3 (column "pathological"): pFedHN's class shares of 40,000
-training, 10,000 validation and 10,000 test images, flips, erasing and crops. Ten clients take part
-in a round: `clients=10` is all of them, `clients=50` a fifth. As in the authors' code, all clients
-of one architecture start from the same weights, and the score to put beside their tables is
-`accuracy_participants`, that of a round's participants freshly trained; the mean over all clients
-is `accuracy`. `dataset=cifar100` is the papers' columns of CIFAR-100: ten classes a client, and all
-else as here.
+training, 10,000 validation and 10,000 test images, with flips, erasing and crops. Ten clients take
+part in a round: `clients=10` is all of them, `clients=50` a fifth. As in the authors' code, all
+clients of one architecture start from the same weights. The score to compare with their tables is
+`accuracy_participants`, that of a round's freshly trained participants; `accuracy` is the mean over
+all clients. `dataset=cifar100` is the papers' columns of CIFAR-100: ten classes per client, and
+otherwise as here.
 
 `recipe=` sets the training:
 
@@ -30,23 +30,23 @@ else as here.
                           normalised by ImageNet's moments
 
 Both texts fix plain SGD at 0.01. They search batches of 64 to 512 (FedRAL also 32), 1 or 10 local
-epochs, 100 or 500 rounds and each method's own options, so that `paper` is one point of their grid.
-`searched` is the point that validation chose on CIFAR-10 among batches of 64 and 512 and rates of
-0.01 to 0.3, after 152 rounds, for all methods that were searched but FedProto (0.03). Its rate and
-the batches of `small_batches` are outside the papers' grid. Beside searches, all recorded runs have
-one or the other. FedRAL has 5 x 5 blocks, and other options their defaults.
+epochs, 100 or 500 rounds and each method's own options, so `paper` is one point of their grid.
+`searched` is the point chosen by validation on CIFAR-10 among batches of 64 and 512 and rates of
+0.01 to 0.3, after 152 rounds, for all searched methods except FedProto (0.03). Its rate and the
+batches of `small_batches` are outside the papers' grid. Except for searches, all recorded runs have
+one of the two. FedRAL has 5 x 5 blocks, and other options have their defaults.
 
-The released recipe also sets FedSSA's T_stable in global rounds: 2 where all clients take part and
-45 elsewhere. The code has values for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's
+The released recipe also sets FedSSA's T_stable in global rounds: 2 if all clients take part, and 45
+otherwise. The code has values for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's
 Table 1, one model for all, is
 
     ...:method=fedssa,recipe=released --config.model.group=fedssa_cnn1 --config.training.epochs=10
 
-with the ten epochs of the authors' script. FedRAL's code has not been at hand.
+with the ten epochs of the authors' script. FedRAL's code was not available.
 
-Each trial has a split of its own. Recorded runs share one, `--config.partition.per_trial=False`.
+Each trial has its own split. Recorded runs share one, `--config.partition.per_trial=False`.
 
-Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
+Results and discussion: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
 version), in `data/`.
 """
 
@@ -58,17 +58,17 @@ from fedjax_ht.lab.config.base import (
 )
 from fedjax_ht.lab.config.entries import preset
 
-PARTICIPANTS = 10  # of a round, however many clients there are
-CLASSES = {"cifar10": 2, "cifar100": 10}  # of a client, by data set
+PARTICIPANTS = 10  # per round, however many clients there are
+CLASSES = {"cifar10": 2, "cifar100": 10}  # per client, by data set
 
 PAPER = {"learning_rate": 0.01, "batch_size": 64, "drop_remainder": False}
 """Fields of `training` at a point of the papers' grid."""
 
 SEARCHED = {"learning_rate": 0.1, "batch_size": 64, "drop_remainder": False}
-"""Fields of `training` that a search by validation chose."""
+"""Fields of `training` chosen by a search with validation."""
 
 SMALL_BATCHES = {"learning_rate": 0.01, "batch_size": 10, "drop_remainder": True}
-"""Fields of `training` of most earlier runs."""
+"""Fields of `training` in most earlier runs."""
 
 RELEASED = {
     "learning_rate": 0.005,
@@ -114,13 +114,13 @@ def set_recipe(config, value):
     if value not in RECIPES:
         raise ValueError(f"recipe is {value!r}; it must be one of {', '.join(RECIPES)}")
     config.training.update(RECIPES[value])
-    # the code has no Fashion-MNIST, whose pixels stay as they are
+    # the code lacks Fashion-MNIST, whose pixels stay as they are
     if value == "released" and config.dataset.name != "fashion_mnist":
         config.dataset.normalisation = "imagenet"
 
 
 def method_options(config, fedral_blocks):
-    """Returns the options of methods that the setting fixes, by the method's name."""
+    """Returns the method options that the setting fixes, by the method's name."""
     options = {
         "fedral": {"blocks": fedral_blocks},  # 5 x 5 numbers each
         "fedkd": {"rounds": config.rounds},  # T reaches its end within the run
@@ -138,8 +138,8 @@ def setting(dataset_name, fedral_blocks, argument, **setters):
     Args:
       dataset_name: name of the data set.
       fedral_blocks: FedRAL's option `blocks`.
-      argument: the argument of the config, see `apply_argument`.
-      **setters: further setters of `apply_argument`, beside clients= and recipe=.
+      argument: argument of the config, see `apply_argument`.
+      **setters: further setters of `apply_argument`, besides clients= and recipe=.
     """
     config = base_config()
     config.method = method_config("fedssa")

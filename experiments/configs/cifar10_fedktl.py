@@ -7,12 +7,11 @@ r"""FedKTL with the generator of garments on 10,000 images of CIFAR-10: 20 clien
     fedjax-ht run --config=cifar10_fedktl --config.method.options.source=labels \
         --config.method.options.generator=fashion_mnist_classes_32   ("+CS")
 
-Dirichlet 0.1, the generator trained on Fashion-MNIST. The small form of FedKTL's Table 1 for a
-machine without a GPU: the paper has all 60,000 images, eight large models and 1,000 rounds.
+Dirichlet 0.1, with the generator trained on Fashion-MNIST. The small form of FedKTL's Table 1 for a
+machine without a GPU: the paper uses all 60,000 images, eight large models and 1,000 rounds.
 
-Each trial has a split of its own; recorded runs share one, `--config.partition.per_trial=False`.
-Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python version)
-in `data/`.
+Each trial has its own split; recorded runs share one, `--config.partition.per_trial=False`. Results
+and discussion: experiments/results/fedktl.md. Needs CIFAR-10 (python version) in `data/`.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config

@@ -3,12 +3,12 @@
     fedjax-ht run --config=cifar10_heterofl
     fedjax-ht run --config=cifar10_heterofl:method=fedrolex
 
-The 4-conv CNN, two classes a client, a tenth of the clients a round, rates 1 to 1/16 in turn,
+The 4-conv CNN, two classes per client, a tenth of the clients per round, rates 1 to 1/16 in turn,
 masked cross-entropy, batch 10, momentum 0.9, gradients clipped at norm 1. HeteroFL: five local
-epochs at 0.1 (the authors divide it by ten after 300 and 500 of 800 rounds; it stays here), and the
-whole model is scored by statistics of all training data. FedRolex: one epoch at 0.0002, and the
-statistics of the batch. Clients keep their rates; the authors' network lacks the last of our four
-poolings.
+epochs at 0.1 (the authors divide it by ten after 300 and 500 of 800 rounds; here it is constant),
+and the whole model is scored with statistics of all training data. FedRolex: one epoch at 0.0002,
+and the statistics of the batch. Clients keep their rates; the authors' network lacks the last of
+our four poolings.
 
 Accuracy and time of the whole run have not been recorded yet. Needs CIFAR-10 (python or binary
 version) in `data/`.

@@ -1,4 +1,4 @@
-r"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with Dirichlet 0.1.
+r"""FedTGP and FedProto, each in both forms, on CIFAR-10 with Dirichlet 0.1.
 
     fedjax-ht compare --config=cifar10_practical
     fedjax-ht compare --config=cifar10_practical --config.shared_init=True \
@@ -6,16 +6,16 @@ r"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with Dirichlet 0.1.
     fedjax-ht run --config=cifar10_practical:method=fedtgp --config.method.options.variant=released
 
 20 clients of CNN-1..5; the last command runs one method alone. FedTGP's and FedKTL's Table 1 have
-this split with other models, all 60,000 images and 1,000 rounds. The two forms differ in how hard
-and along what clients are pulled to the global prototypes:
+this split with other models, all 60,000 images and 1,000 rounds. The two forms differ in how
+strongly, and along what, clients are pulled to the global prototypes:
 
     fedtgp, fedproto      the paper's text: Euclidean distance of class means, lambda 0.1
     fedtgp:variant=released, fedproto:variant=released
                           the released code: mean square between sample and prototype, lambda 10
 
 FedTGP's authors' script has lambda 10, and their code starts clients of one architecture from the
-same weights, so that the published numbers are of the second with `shared_init`. Each trial has a
-split of its own. Results and what they say: experiments/results/fedtgp.md.
+same weights, so the published numbers belong to the second form with `shared_init`. Each trial has
+its own split. Results and discussion: experiments/results/fedtgp.md.
 
 Needs CIFAR-10 (python version) in `data/`.
 """

@@ -1,16 +1,16 @@
-"""FedAvg among a thousand users of one CNN, pfl-research's benchmark of simulators on CIFAR-10.
+"""FedAvg among a thousand users of one CNN: pfl-research's benchmark of simulators on CIFAR-10.
 
     fedjax-ht run --config=cifar10_users
 
-50 training images for each of 1,000 users, dealt at random; 50 users take part in a round, with one
+Each of 1,000 users has 50 training images, dealt at random. 50 users take part in a round, with one
 epoch of batches of 10 and plain SGD at 0.1; 1,500 rounds (arXiv 2404.06430, with the network of its
-comparison code). Every tenth round scores all test images, ten at each user, so that `accuracy` is
-the server model's.
+comparison code). Every tenth round scores all test images, ten at each user, so `accuracy` is the
+server model's.
 
-The published code reads CIFAR-10's planes of colour as if they were interleaved pixels, which
-scrambles its images. Here they are not scrambled, so accuracies lie apart; a round costs the same.
+The published code reads CIFAR-10's colour planes as if they were interleaved pixels, which
+scrambles its images. Here they are intact, so accuracies differ; a round costs the same.
 
-Seconds beside other simulators: benchmarks/results/peers_cpu.md. Needs CIFAR-10 (python or binary
+Seconds of other simulators: benchmarks/results/peers_cpu.md. Needs CIFAR-10 (python or binary
 version) in `data/`.
 """
 
@@ -24,7 +24,7 @@ from fedjax_ht.ops import max_pool
 
 
 class Features(nn.Module):
-    """Two convolutions and a hidden layer; dropout where a "dropout" key is given in training."""
+    """Two convolutions and a hidden layer; dropout if training has a "dropout" key."""
 
     width: int
 
@@ -42,7 +42,7 @@ class Features(nn.Module):
 
 def network(num_classes, input_shape, feature_dim):
     base, head = Features(feature_dim or 128), Linear(num_classes, "glorot")
-    # It keeps no statistics: `stateful` makes `train` reach the base, without which nothing drops.
+    # It keeps no statistics: `stateful` makes `train` reach the base, or else nothing drops.
     return {"cnn": SplitModel(base, head, stateful=True)}
 
 

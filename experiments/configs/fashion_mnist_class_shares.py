@@ -4,11 +4,11 @@
     fedjax-ht run --config=fashion_mnist_class_shares:method=fedral,recipe=released
 
 FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test
-images, CNN-1..5, ten clients a round; all else as in cifar10_class_shares.py, next to this file,
-`recipe=` included. Recorded runs have `recipe=small_batches`. FedSSA's released code has no
-Fashion-MNIST, so that pixels stay in [-1, 1] with `recipe=released`.
+images, CNN-1..5, ten clients per round; otherwise as in cifar10_class_shares.py, next to this file,
+including `recipe=`. Recorded runs have `recipe=small_batches`. FedSSA's released code lacks
+Fashion-MNIST, so pixels stay in [-1, 1] with `recipe=released`.
 
-Results and what they say: experiments/results/class_shares.md. Needs the four files of
+Results and discussion: experiments/results/class_shares.md. Needs the four files of
 Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 

@@ -6,15 +6,15 @@ r"""FedRolex (or :method=fedrolex+dfrd, ...) on 16 pixels a side: distillation o
         --config.method.options.images=real
 
 Ten clients, Dirichlet(0.1), 20 steps of batch 64, all as in fashion_mnist_sliced.py next to this
-file, but for: the 4-conv CNN with a quarter of its channels, of which clients hold half and a
-quarter in turn; 16 pixels; and the distilling methods in their released form (variant="released"),
-but for divergences at temperature 4 that are scaled by its square. As released, at 10 and unscaled,
-the server's model hardly follows its teachers, whatever the images. DENSE's generator is given the
-label, as in fashion_mnist_sliced.py.
+file, except: the 4-conv CNN has a quarter of its channels, of which clients have half and a quarter
+in turn; images have 16 pixels a side; and the distilling methods have their released form
+(variant="released"), but with divergences at temperature 4 that are scaled by its square. As
+released, at 10 and unscaled, the server's model hardly follows its teachers, whatever the images.
+DENSE's generator is given the label, as in fashion_mnist_sliced.py.
 
-Chosen on 10,000 of the training images, held out, one seed, alpha = 0; the test images were not
-looked at. Results and what they say: experiments/results/dfrd.md. Real images, which no server has,
-bring the server's model far above FedRolex alone and above any image that no data were seen for.
+Chosen on 10,000 held-out training images, one seed, alpha = 0, without the test images. Results and
+discussion: experiments/results/dfrd.md. Real images, which no server has, bring the server's model
+far above FedRolex alone and above any images made without data.
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 

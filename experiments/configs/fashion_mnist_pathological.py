@@ -1,4 +1,4 @@
-"""FedTGP (or :method=fedproto, local) on Fashion-MNIST with two classes a client.
+"""FedTGP (or :method=fedproto, local) on Fashion-MNIST with two classes per client.
 
     fedjax-ht run --config=fashion_mnist_pathological
 

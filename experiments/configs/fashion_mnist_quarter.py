@@ -6,7 +6,7 @@ r"""FedAvg (or :method=fedavg+dfrd, dfrd) in DFRD's setting with one network, on
         --methods=fedavg,fedavg+dfrd,fedavg+dfrd:variant=released,fedavg+dense,fedavg+fedftg
 
 All clients have the 4-conv CNN with a quarter of its channels, 16-32-64-128, on Fashion-MNIST.
-DFRD's own homogeneous rows are of the whole width (`model.group=conv4`). Everything else as in
+DFRD's own homogeneous rows have the full width (`model.group=conv4`). Everything else is as in
 fashion_mnist_sliced.py, next to this file.
 
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.

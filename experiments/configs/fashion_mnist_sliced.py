@@ -6,25 +6,25 @@ r"""FedRolex (or :method=heterofl, feddropout) in DFRD's setting on Fashion-MNIS
         --methods=heterofl,fedrolex,fedrolex+dfrd,fedrolex+fedftg,fedrolex+dense
     fedjax-ht run --config=fashion_mnist_sliced:method=fedavg --config.model.rates=1
 
-DFRD (NeurIPS 2023): ten clients, Dirichlet(omega = 0.1), rho = 10, so that nobody holds more than
-half the channels; all clients in every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the
-column global_accuracy_head, its L.acc is accuracy_train_weighted: the clients' own models as
-training left them, weighed by their training samples.
+DFRD (NeurIPS 2023): ten clients, Dirichlet(omega = 0.1), rho = 10, so nobody has more than half the
+channels; all clients in every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column
+global_accuracy_head, and its L.acc is accuracy_train_weighted: the clients' own models after
+training, weighted by their training samples.
 
 Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator and five of the
-model, in every round. By themselves, :method=dfrd, they are data-free. DENSE's generator is given
-the label here (merge="mul", as in one of the two released configs of DFRD's comparison): without
-it, labels that are drawn anew in every step ask for images of which the ensemble is unsure. The
-other one is --config.method.options.merge=none, or fedrolex+dense:merge=none among --methods.
+model, in every round. On their own, as :method=dfrd, they are data-free. DENSE's generator is given
+the label here (merge="mul", as in one of the two released configs of DFRD's comparison). Without
+it, labels drawn anew in every step ask for images of which the ensemble is unsure. The other config
+is --config.method.options.merge=none, or fedrolex+dense:merge=none among --methods.
 fashion_mnist_quarter.py, next to this file, has whole models of a quarter of the width, for a CPU.
 
 `sweep` and `compare --fair` choose by held-out training samples,
 --config.partition.options.val_share=0.2, and by the clients' own accuracy on them, which the
-server's model has no part in where methods are data-free.
+server's model does not affect if methods are data-free.
 
-On one core of an AMD EPYC a round took 5 s, with distillation 45 to 86 s, scoring the whole model
-on the 10,000 test images 25 s, which is why every fifth round is evaluated here and not each.
-Results and what they say: experiments/results/dfrd.md. Needs the four files of Fashion-MNIST (idx,
+On one core of an AMD EPYC, a round took 5 s, with distillation 45 to 86 s, and scoring the whole
+model on the 10,000 test images 25 s. Therefore only every fifth round is evaluated. Results and
+discussion: experiments/results/dfrd.md. Needs the four files of Fashion-MNIST (idx,
 gzipped or not) in `data/`.
 """
 
@@ -53,7 +53,7 @@ def get_config(argument=None):
     config.training.steps = 20
     config.evaluate.every = 5
     config.scoring.state = "trained"
-    # divides the test sets, as the norms' statistics are the batch's
+    # divides the test sets, since the norms use the batch's statistics
     config.scoring.batch_size = 250
     return with_argument(config, argument)
 
@@ -63,14 +63,14 @@ def with_argument(config, argument, **shared):
 
     Args:
       config: a config of DFRD's setting.
-      argument: the argument of the config, see `apply_argument`.
-      **shared: options of all three methods. DENSE has merge="mul" beside them.
+      argument: argument of the config, see `apply_argument`.
+      **shared: options of all three methods, besides DENSE's merge="mul".
     """
     config = apply_argument(config, argument, rounds=1)
     fixed = {}
     for base in BASES:
         for distilling in DISTILLING:
-            # Base "none" is the distilling method by itself.
+            # Base "none" is the distilling method on its own.
             name = distilling if base == "none" else f"{base}+{distilling}"
             fixed[name] = dict(shared)
             if distilling == "dense":

@@ -2,18 +2,18 @@ r"""One edge client with a few images of every class learns from a server's gene
 
     fedjax-ht run --config=few_shot_fedktl --config.partition.options.shots=9
 
-FedKTL, Appendix B: the paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the
-4-layer CNN, and test on as many more as make it 3:1; the default here is CIFAR-10, tested on all
-the rest. The paper's smallest cell, with 100 test images:
+FedKTL, Appendix B: the paper's clients have 23, 9 or 2 images of each class of CIFAR-100 and the
+4-layer CNN, and as many test images as make it 3:1. The default here is CIFAR-10, tested on all
+other images. The paper's smallest cell, with 100 test images:
 
     ... --config.dataset.name=cifar100 --config.partition.options.shots=2 \
         --config.partition.options.test_shots=1
 
-and 9 with 3, 23 with 7. With one client aggregation is the identity; :method=local is the client by
-itself.
+and 9 with 3, 23 with 7. With one client, aggregation is the identity; :method=local is the client
+alone.
 
 Results: experiments/results/fedktl.md. They are in units of the latents' spread:
---config.method.options.latents=spread makes them again. Needs CIFAR-10 (python version)
+--config.method.options.latents=spread reproduces them. Needs CIFAR-10 (python version)
 in `data/`.
 """
 

@@ -6,11 +6,12 @@
     fedjax-ht compare --config=leaderboard_images:form=released --fair=5 --trials=3 \\
         --methods=fedtgp,fedproto
 
-A tenth of the embedded images of Fashion-MNIST is a public set, also for methods that read none.
-The rest is split by Dirichlet(0.3), or, with classes=4, into four classes a client: a fifth of a
-client's samples trains, a fifth validates, three fifths test, and every trial has a split of its
-own. Clients have perceptrons of two widths, and are scored after the newest downlink and as their
-training left them. `form` gives methods another form, see `FORMS`. Results: docs/leaderboard.md.
+A tenth of the embedded images of Fashion-MNIST is a public set, also for methods that use none. The
+rest is split by Dirichlet(0.3), or, with classes=4, into four classes per client. A fifth of a
+client's samples is for training, a fifth for validation and three fifths for testing; every trial
+has its own split. Clients have perceptrons of two widths, and are scored after the newest downlink
+and as their training left them. `form` gives methods another form, see `FORMS`. Results:
+docs/leaderboard.md.
 """
 
 from typing import Any
@@ -20,11 +21,11 @@ from fedjax_ht.lab.config.base import apply_argument, base_config, method_config
 from fedjax_ht.lab.config.entries import preset
 
 FORMS = {
-    # as published code runs: all clients of an architecture start from the same weights, too
+    # as published code runs: all clients of an architecture also start from the same weights
     "released": ("fedtgp:variant=released", "fedproto:variant=released"),
     # without the first phase, on the labels of the public set
     "unlabelled": ("fedmd:public_per_round=1000:pretrain_epochs=0",),
-    # local training behind that phase: nothing that is sent is read
+    # local training after that phase: nothing that is sent is used
     "alone": ("fedmd:public_per_round=1000:digest_epochs=0",),
 }
 """Name of a form -> the methods that have it, with its settings."""
@@ -34,8 +35,8 @@ SHARES: dict[str, Any] = {"train_share": 0.2, "val_share": 0.2}
 def get_config(argument=None, warmup=5):
     config = base_config()
     config.method = method_config("local")
-    # What these methods need here beside their papers' settings: a generator of other data, a
-    # warm-up that ends before the first settings are left out, and no more public samples a round
+    # Settings that these methods need here besides their papers': a generator of other data, a
+    # warm-up that ends before the first settings are dropped, and no more public samples per round
     # than there are.
     config.entries = (
         preset("fedktl:generator=natural_32:latents=spread"),

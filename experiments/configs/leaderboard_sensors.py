@@ -4,11 +4,11 @@
     fedjax-ht compare --config=leaderboard_sensors:form=released --fair=5 --trials=10 \\
         --methods=fedtgp,fedproto
 
-The models and the recipe of quickstart_sensors.py for all persons of `har_30persons`. Each does six
-activities twice: of each activity the first time, three fifths train and two fifths validate; the
-second time tests. That is 1,009, 659 and 1,682 windows. Trials differ in their seeds alone, since
-the persons are the split. Clients are scored, and `form` is, as in leaderboard_images.py. Results:
-docs/leaderboard.md.
+The models and the recipe of quickstart_sensors.py, for all persons of `har_30persons`. Each person
+does six activities twice: three fifths of the first time are for training and two fifths for
+validation; the second time is for testing. That is 1,009, 659 and 1,682 windows. Trials differ only
+in their seeds, since the persons are the split. Scores and `form` are as in leaderboard_images.py.
+Results: docs/leaderboard.md.
 """
 
 from experiments.configs import quickstart_sensors

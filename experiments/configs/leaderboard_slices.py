@@ -2,9 +2,9 @@
 
     fedjax-ht compare --config=leaderboard_slices --fair=5 --trials=3 --methods=all --skip_unfit
 
-The images, public set and splits of leaderboard_images.py. Clients have the whole, the half or a
-quarter of the channels of a 4-conv CNN and are scored as training left them, whatever they receive
-next. Results: docs/leaderboard.md.
+The images, public set and splits of leaderboard_images.py. Clients have all, half or a quarter of
+the channels of a 4-conv CNN, and are scored as training left them, whatever they receive next.
+Results: docs/leaderboard.md.
 """
 
 from experiments.configs import leaderboard_images

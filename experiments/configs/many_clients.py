@@ -1,13 +1,13 @@
-"""FedProto (or :method=local) with 10,000 clients of CNN-1..5, half a per cent of them a round.
+"""FedProto (or :method=local) with 10,000 clients of CNN-1..5, half a per cent of them per round.
 
     fedjax-ht run --config=many_clients
 
 Every client trains on about six images of two classes of Fashion-MNIST and tests on about one:
 pFedHN's class shares of the 60,000 training and 10,000 test images, without a validation set.
-Client states rest in host memory, every evaluation looks at the same 200 clients (160 of them have
-a test image), and a checkpoint writes only the clients that changed.
+Client states stay in host memory, every evaluation scores the same 200 clients (160 of them have a
+test image), and a checkpoint writes only the clients that changed.
 
-An example of scale, not of accuracy: in 200 rounds a client is met once on average. After 40 of
+An example of scale, not of accuracy: in 200 rounds a client takes part once on average. After 40 of
 them the clients' own heads have risen from 11 to 22 %; nearest prototypes, the reported rule, stay
 at chance, since features never align. Needs the four files of Fashion-MNIST (idx, gzipped or not)
 in `data/`.

@@ -1,12 +1,12 @@
-"""FedAvg and LG-FedAvg among a hundred clients, with differential privacy and without.
+"""FedAvg and LG-FedAvg among a hundred clients, with and without differential privacy.
 
     fedjax-ht run --config=private
     fedjax-ht run --config=private:unit=client,noise=4
     fedjax-ht run --config=private:unit=sample,noise=1
 
-A hundred clients with about a hundred of the embedded images each (16x16, Dirichlet(1.0)), one
-perceptron for all, whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody
-tuned for it.
+A hundred clients have about a hundred of the embedded images each (16x16, Dirichlet(1.0)), and all
+have one perceptron. FedAvg averages its 8,554 numbers, and LG-FedAvg the head's 330. Nothing was
+tuned.
 
 Results: experiments/results/private.md.
 """

@@ -4,15 +4,15 @@
     fedjax-ht compare --config=quickstart_backbone
     fedjax-ht compare --config=quickstart_backbone:heads=one_shot
 
-The extractor, trained on ImageNet, turns 5,000 images of 64x64 pixels into vectors, which a later
-run reads from a file. Twenty clients with Dirichlet(0.1) shares train perceptrons of two widths on
+The extractor, trained on ImageNet, turns 5,000 images of 64x64 pixels into vectors, which later
+runs read from a file. Twenty clients with Dirichlet(0.1) shares train perceptrons of two widths on
 them. `heads=one_shot` fits one linear head for all by AFL and FedCGS, in one round.
 
-Mean over clients, trials 0 to 2 and their deviation. Best of 20 rounds: LG-FedAvg 90.65 +- 0.84 %,
-local training 89.77 +- 1.27, FedProto 87.65 +- 1.17. One round: AFL 82.92 +- 1.84 %, FedCGS 83.21
-+- 1.98. Nothing was tuned. The first run takes 76 seconds of processor time on a shared AMD EPYC
-(jax 0.10.2, 29 November 2026; 124 on an older one, Zen 3), mostly compilation, a later one 29;
-`heads=one_shot` takes 32.
+Mean over clients and trials 0 to 2, and the trials' deviation. Best of 20 rounds: LG-FedAvg 90.65
++- 0.84 %, local training 89.77 +- 1.27, FedProto 87.65 +- 1.17. One round: AFL 82.92 +- 1.84 %,
+FedCGS 83.21 +- 1.98. Nothing was tuned. The first run takes 76 seconds of processor time on a
+shared AMD EPYC (jax 0.10.2, 29 November 2026; 124 on an older one, Zen 3), mostly compilation; a
+later one takes 29, and `heads=one_shot` 32.
 """
 
 import flax.linen as nn
@@ -23,7 +23,7 @@ from fedjax_ht.lab.config.base import apply_argument, base_config, method_config
 
 
 class Scaled(nn.Module):
-    """A factor for each feature, 1 at first, so that a linear head sees the backbone's features."""
+    """A factor for each feature, at first 1, so that a linear head sees the backbone's features."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

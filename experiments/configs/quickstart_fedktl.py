@@ -2,13 +2,13 @@
 
     fedjax-ht run --config=quickstart_fedktl
 
-Clients of Fashion-MNIST. The images that the server sends, one a class, are in fedktl/images below
-the run's folder. The learning rate is the paper's 0.01: with the 0.05 of quickstart.py ArcFace
-hardly learns (40 % after 20 rounds).
+Clients have Fashion-MNIST. The images that the server sends, one per class, are in fedktl/images
+below the run's folder. The learning rate is the paper's 0.01: with the 0.05 of quickstart.py,
+ArcFace hardly learns (40 % after 20 rounds).
 
-FedKTL starts more quickly than local training, with the pairs and without them (mu=0): that is
-ArcFace rather than the images. Results recorded on other data: experiments/results/fedktl.md.
-A run takes some minutes on one core.
+FedKTL starts faster than local training, with the pairs and without them (mu=0), because of ArcFace
+rather than the images. Results recorded on other data: experiments/results/fedktl.md. A run takes
+some minutes on one core.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config

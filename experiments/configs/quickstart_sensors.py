@@ -2,15 +2,15 @@
 
     fedjax-ht run --config=quickstart_sensors
 
-Every person of `har_10persons`, with a phone on the waist, does six activities twice. The first
-time trains, some fifty windows each, and the second tests, for which they wore the phone as they
-liked: of persons 9 and 10 gravity along y has another sign then while they lie, and their
+Every person of `har_10persons`, with a phone at the waist, does six activities twice. The first
+time is for training, some fifty windows each, and the second for testing. Then they wore the phone
+as they liked: for persons 9 and 10, gravity along y has another sign while they lie, and their
 accuracies are low. Adam's rate is the better of two for local training, seen on these tests; lambda
 and tau are quickstart_fedtgp.py's.
 
 Best of 20 rounds, mean over clients, seed 0: FedTGP 74.40 %, local 72.27 %, which one seed and ten
-persons do not tell apart; the lowest person has 16.28 % and 13.95 %. Two minutes of processor time
-on two cores of an AMD EPYC (jax 0.10.2), half of it compilation.
+persons cannot distinguish; the lowest person has 16.28 % and 13.95 %. A run takes two minutes of
+processor time on two cores of an AMD EPYC (jax 0.10.2), half of it compilation.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config

@@ -4,15 +4,16 @@
     fedjax-ht run --config=quickstart_tasks:task=multi-label
     fedjax-ht run --config=quickstart_tasks:task=per-pixel
 
-The samples are made here. Ten places, a client each, have a shift of their own: of the targets, of
-the frequency of labels, or of the brightness of images with bars of two kinds. Clients have
-networks of two widths, of three for pixels; FedProx averages within a width.
+The samples are generated here. Ten places, one client each, have their own shift: of the targets,
+of the frequency of labels, or of the brightness of images with bars of two kinds. Clients have
+networks of two widths, or three for pixels; FedProx averages within a width.
 
-Best of 20 rounds, mean over places, trials 0 to 2 and their deviation. Errors: FedProx 8.88 +-
-0.03, LG-FedAvg 15.41 +- 0.35, local training 15.23 +- 0.52. Micro F1: 70.11 +- 0.27, 70.06 +- 0.44
-and 70.86 +- 1.15 %. Mean IoU: 63.21 +- 1.29, 60.14 +- 5.39 and 60.30 +- 0.58 %. Nothing was tuned.
-The three trials of three methods take 50, 50 and 160 seconds of processor time on a shared AMD EPYC
-(jax 0.10.2, 28 November 2026), with compilation; a run of one method and trial takes 15 to 30.
+Best of 20 rounds, mean over places and trials 0 to 2, and the trials' deviation. Errors: FedProx
+8.88 +- 0.03, LG-FedAvg 15.41 +- 0.35, local training 15.23 +- 0.52. Micro F1: 70.11 +- 0.27, 70.06
++- 0.44 and 70.86 +- 1.15 %. Mean IoU: 63.21 +- 1.29, 60.14 +- 5.39 and 60.30 +- 0.58 %. Nothing was
+tuned. The three trials of three methods take 50, 50 and 160 seconds of processor time on a shared
+AMD EPYC (jax 0.10.2, 28 November 2026), with compilation; a run of one method and trial takes 15 to
+30.
 """
 
 import numpy as np
@@ -31,7 +32,7 @@ def rows(seed: int, each: int):
 
 
 def homes() -> fl.Dataset:
-    """Prices that are no linear function of six numbers, higher in some places."""
+    """Prices that are not a linear function of six numbers, and higher in some places."""
     rng, x, places = rows(0, 60)
     price = 20 * np.sin(x[:, 0] * x[:, 1]) + 10 * x[:, 2] ** 2 + 10 * x[:, 3]
     price += rng.normal(0, 5, PLACES)[places] + rng.normal(0, 3, len(x))
@@ -39,14 +40,14 @@ def homes() -> fl.Dataset:
 
 
 def tags() -> fl.Dataset:
-    """Five labels by pairs of six numbers, each more frequent in some places."""
+    """Five labels from pairs of six numbers, each more frequent in some places."""
     rng, x, places = rows(1, 60)
     level = x[:, :5] + x[:, :5] * x[:, 1:] + rng.normal(0, 0.5, (PLACES, 5))[places]
     return fl.multi_label_dataset("tags", x, level > 0.5, groups=places)
 
 
 def bars() -> fl.Dataset:
-    """Images of 16 by 16 pixels with a lying or a standing bar, whose pixels are to be found."""
+    """Images of 16 by 16 pixels with a horizontal or vertical bar, whose pixels are the target."""
     rng, _, places = rows(2, 30)
     images = (
         rng.normal(90, 25, (len(places), 16, 16)) + rng.normal(0, 15, PLACES)[places, None, None]

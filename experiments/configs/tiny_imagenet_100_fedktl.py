@@ -2,8 +2,8 @@
 
     fedjax-ht run --config=tiny_imagenet_100_fedktl
 
-As many classes as CIFAR-100 has: 6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1; the arms are
-those of tiny_imagenet_fedktl.py, next to this file, whose data it needs, too.
+As many classes as CIFAR-100: 6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1. The arms and the
+data are those of tiny_imagenet_fedktl.py, next to this file.
 """
 
 from experiments.configs import tiny_imagenet_fedktl

@@ -8,22 +8,21 @@
     fedjax-ht run --config=tiny_imagenet_fedktl:arms=ablations
     fedjax-ht run --config=tiny_imagenet_fedktl:arms=mu
 
-The small form of FedKTL's Table 7, at 32 pixels: what the transfer is worth (mu 0), what of that
-the clients' prototypes are worth (fixed valid pairs), and what pairs of noise do. 20 clients of
-CNN-1..5, Dirichlet 0.1, 5,000 images; classes=20 behind the file's name takes fewer. Needs
-`tiny_imagenet_32.npz` in `data/` (JPEG files, see `lab.readers.npz`).
+The small form of FedKTL's Table 7, at 32 pixels: the value of the transfer (mu 0), the part of it
+that is due to the clients' prototypes (fixed valid pairs), and the effect of noise pairs. 20
+clients of CNN-1..5, Dirichlet 0.1, 5,000 images; classes=20 after the file's name takes fewer.
+Needs `tiny_imagenet_32.npz` in `data/` (images and labels, see `lab.readers.npz`).
 
-The last two commands run `ABLATIONS` and `MU` one after another: what Table 7 and Table 17 leave
-out, and other weights of the transfer. Latents are in units of their spread, as they were where
-this experiment's results come from; a single run takes them as the file has them by
---config.method.options.latents=raw.
+The last two commands run `ABLATIONS` and `MU` one after another: the ablations of Table 7 and Table
+17, and other weights of the transfer. Latents are in units of their spread, as in this experiment's
+recorded results; a single run takes them as in the file with --config.method.options.latents=raw.
 """
 
 from fedjax_ht.lab.config.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.lab.config.entries import chosen, preset
 
 # fmt: off
-UNSEEN = (  # 100 classes at random of the 170 that natural_32 has not seen
+UNSEEN = (  # 100 random classes of the 170 that natural_32 has not seen
     "n04597913", "n03250847", "n02808440", "n03179701", "n03814639", "n03992509", "n07615774",
     "n02841315",
     "n01768244", "n07695742", "n04560804", "n03584254", "n02281406", "n04070727", "n02509815",
@@ -81,7 +80,7 @@ def set_classes(config, value):
     if not value.isdigit() or not 2 <= int(value) <= len(UNSEEN):
         raise ValueError(f"classes is {value!r}; it must be an integer from 2 to {len(UNSEEN)}")
     config.dataset.classes = UNSEEN[: int(value)]
-    config.dataset.subset = min(5_000, 220 * int(value))  # there are 220 images a class
+    config.dataset.subset = min(5_000, 220 * int(value))  # there are 220 images per class
 
 
 def set_arms(config, value):

@@ -5,9 +5,9 @@
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl:method=local
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl:shots=9 --config.partition.seed=2
 
-FedKTL's Table 9 with the generator of natural images and as many classes as CIFAR-100 has, none of
-which the generator has seen: 2, 9 or 23 images of each (shots=9, shots=23), tested on what is left
-of 53 a class. Every `config.partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in
+FedKTL's Table 9 with the generator of natural images and as many classes as CIFAR-100, none of
+which the generator has seen: 2, 9 or 23 images of each (shots=9, shots=23), tested on the rest of
+53 per class. Every `config.partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in
 `data/`.
 """
 
