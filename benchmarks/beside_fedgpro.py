@@ -1,11 +1,11 @@
-"""Repeats public runs of PFLlib's algorithms on the client folders that lie beside them.
+"""Repeats public runs of PFLlib's algorithms on the client folders that come with them.
 
     python -m benchmarks.beside_fedgpro --folder=PATH/dataset/Uci [--methods=FedAvg] [--seeds=5]
 
 PATH is a checkout of github.com/lidengjiajia/EuropeJournalOfOrperationResearch-FedGpro (6fd3c67), a
-fork of PFLlib: ten clients with rows of the UCI credit card set, who all take part in 100 rounds of
-five epochs. Its runs are in system/results/Uci_METHOD_feature/*.h5, an array rs_test_acc each, five
-repetitions from one start. Ours have a seed each.
+fork of PFLlib: ten clients with rows of the UCI credit card set, all of which take part in 100
+rounds of five epochs. Its runs are in system/results/Uci_METHOD_feature/*.h5, each an array
+rs_test_acc: five repetitions from one start. Ours have a seed each.
 """
 
 import flax.linen as nn
@@ -45,7 +45,7 @@ class Extractor(nn.Module):
 
 
 def last_accuracies(folder: str, method: fl.Method, seeds: int) -> list[float]:
-    """Returns each run's accuracy after 100 rounds, of all clients' test samples, in percent."""
+    """Returns each run's accuracy in percent after 100 rounds, over all clients' test samples."""
     dataset = fl.load_dataset(f"client_folders:{folder}")
     model = fl.SplitModel(Extractor(), nn.Dense(2, kernel_init=HE_OUT), stateful=True)
     clients = len(dataset.clients or ())

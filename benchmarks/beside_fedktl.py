@@ -1,12 +1,12 @@
-"""Compares FedKTL's server with the authors' code: the same F, prototypes and draws.
+"""Compares FedKTL's server with the authors' code, given the same F, prototypes and draws.
 
     python -m benchmarks.beside_fedktl --htfllib=PATH [--python=PYTHON] [--out=FILE]
 
-The report says how far apart both end. PATH is a checkout of github.com/TsingZ0/HtFLlib, whose
-server code runs as it is under PYTHON, which has torch. A hundred steps of Adam train F; an epoch's
-last batch would have a single prototype, and one class has none. HtFLlib is in float64, so that the
-differences are of our float32 alone. Its F has a bias in front of the batch norm and running
-statistics, on which nothing else depends; the report leaves them out.
+The report shows how far apart both end. PATH is a checkout of github.com/TsingZ0/HtFLlib, whose
+server code runs unchanged under PYTHON, which has torch. A hundred steps of Adam train F; an
+epoch's last batch would have a single prototype, and one class has none. HtFLlib is in float64, so
+the differences come only from our float32. Its F has a bias before the batch norm and running
+statistics, on which nothing else depends; the report skips them.
 """
 
 import json

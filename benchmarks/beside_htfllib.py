@@ -1,15 +1,15 @@
-"""Compares a whole round with HtFLlib's: processor's seconds of one core.
+"""Compares a whole round with HtFLlib's, in processor seconds of one core.
 
     python -m benchmarks.beside_htfllib --htfllib=PATH [--python=PYTHON] [--methods=local,fedtgp]
         [--out=FILE]
 
 Both have the same clients, samples, models and steps. PATH is a checkout of
-github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has torch, scikit-learn and
-what else it imports. The federation is quickstart_fedtgp's: 20 clients, CNN-1..5, some 375 of
-Fashion-MNIST's images each. A round is training, upload, server and one evaluation of all clients;
-theirs reads and writes every model's file, ours writes its metrics and checkpoints. By default ours
-also scores participants as their training left them, which HtFLlib has not: that is left out here
-(`evaluate.participants`) and takes as long as the evaluation.
+github.com/TsingZ0/HtFLlib, whose code runs unchanged under PYTHON, which has torch, scikit-learn
+and its other imports. The federation is quickstart_fedtgp's: 20 clients, CNN-1..5, some 375 of
+Fashion-MNIST's images each. A round is training, upload, server and one evaluation of all clients.
+Theirs reads and writes every model's file; ours writes its metrics and checkpoints. By default ours
+also scores participants as their training left them, which HtFLlib does not. That is switched off
+here (`evaluate.participants`), and would take as long as the evaluation.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from fedjax_ht.lab.configs import quickstart_fedtgp
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 
-WARM = 2  # rounds of ours that are not counted: the first compiles
+WARM = 2  # uncounted rounds of ours: the first compiles
 
 
 HEAD = (
@@ -55,12 +55,12 @@ flags.register_validator("methods", set(PAIRS).issuperset, f"the methods are {',
 
 
 def on_one_core() -> None:
-    """Leaves one core to this process and those that it starts."""
+    """Restricts this process, and those that it starts, to one core."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 
 
 def configured(name: str) -> Config:
-    """Returns the config quickstart_fedtgp with a method, samples in stored order as HtFLlib's."""
+    """Returns the config quickstart_fedtgp with a method, samples in stored order as in HtFLlib."""
     config = quickstart_fedtgp.get_config()
     config.entries, config.evaluate.every = (), 1
     config.method = method_config(name, **PAIRS[name].ours)
@@ -71,7 +71,7 @@ def configured(name: str) -> Config:
 
 
 def ours(name: str) -> dict:
-    """Returns processor's seconds of each counted round and of its evaluation, and accuracies."""
+    """Returns processor seconds of each counted round and of its evaluation, and accuracies."""
     enable_compilation_cache()
     marks, rows = [], []
 
@@ -89,13 +89,13 @@ def ours(name: str) -> dict:
 
 
 def write_clients(folder: Path) -> None:
-    """Writes quickstart_fedtgp's clients as HtFLlib reads them."""
+    """Writes quickstart_fedtgp's clients in HtFLlib's format."""
     experiment = plan(configured("local"))
     htfllib.write_clients(folder, experiment.dataset, experiment.partitions[0])
 
 
 def theirs(name: str, folder: Path) -> dict:
-    """Returns HtFLlib's figures, as `ours`; `folder` has the clients below `dataset`."""
+    """Returns HtFLlib's figures, as in `ours`; `folder` has the clients below `dataset`."""
     text = "Grey({}, args.feature_dim, args.num_classes)"
     job = htfllib.job(
         name,

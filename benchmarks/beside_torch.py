@@ -1,6 +1,6 @@
-"""Times a client's training step beside a plain PyTorch loop, and makes the rows of a table.
+"""Times a client's training step and a plain PyTorch loop, and makes the rows of a table.
 
-A benchmark that compares has a command line of its own, whose child processes measure one row; see
+A benchmark that uses this has its own command line, whose child processes measure one row; see
 `benchmarks.text`.
 """
 
@@ -46,18 +46,18 @@ HEAD = (
 
 
 def pinned(cores: int) -> None:
-    """Leaves this process so many cores."""
+    """Restricts this process to so many cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 def ours(module: SplitModel, dataset: Dataset) -> dict:
     """Times rounds of `local` with this model.
 
-    The samples are dealt to `CLIENTS` clients in order, `STEPS` batches each.
+    The samples are dealt to `CLIENTS` clients in order, in `STEPS` batches each.
 
     Returns:
-      "first", seconds of the first round, which compiles; "round" and "processor", medians of the
-      later ones by the clock and by the processor; "peak", bytes.
+      "first", seconds of the first round, which compiles; "round" and "processor", medians of wall
+      and processor seconds of the later ones; "peak", bytes.
     """
     shares, none = np.arange(len(dataset.labels)).reshape(CLIENTS, -1), np.array([], np.int64)
     federation = make_federation(
@@ -83,10 +83,10 @@ def ours(module: SplitModel, dataset: Dataset) -> dict:
 
 
 def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) -> dict:
-    """Times a PyTorch loop over `CLIENTS` modules that `model` makes, on `STEPS` batches.
+    """Times a PyTorch loop over `CLIENTS` modules made by `model`, on `STEPS` batches.
 
     Returns:
-      "round", "processor" and "peak" as `ours`, and torch's "version".
+      "round", "processor" and "peak" as in `ours`, and torch's "version".
     """
     import torch
 
@@ -94,7 +94,7 @@ def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) 
 
     torch.set_num_threads(cores)
     # A gradient that vanishes over 200 places becomes denormal, which an Intel CPU computes ten
-    # times slower; XLA flushes to zero, too.
+    # times slower; XLA also flushes to zero.
     torch.set_flush_denormal(True)
     x, y = (torch.from_numpy(a.reshape(STEPS.value, BATCH, *a.shape[1:])) for a in (inputs, labels))
     models, seconds, processor_seconds = [model() for _ in range(CLIENTS)], [], []
@@ -114,8 +114,8 @@ def row(benchmark: str, arguments: Sequence[str], cores: str) -> tuple[list[str]
 
     Args:
       benchmark: module whose children measure.
-      arguments: of the children, which say what is measured.
-      cores: of each side.
+      arguments: arguments of the children, which select the measurement.
+      cores: number of cores of each side.
 
     Returns:
       The cells under `HEAD`, and torch's version.
@@ -128,7 +128,7 @@ def row(benchmark: str, arguments: Sequence[str], cores: str) -> tuple[list[str]
             benchmark, [*arguments, f"--cores={cores}", f"--how={how}", *flag_values], devices
         )
 
-    # PyTorch's before and after ours: the machine may be slower at one of the times.
+    # PyTorch runs before and after ours: the machine may be slower at one of the times.
     with_torch = importlib.util.find_spec("torch") is not None
     before = [child("torch")] if with_torch else []
     our = child("ours")
@@ -155,7 +155,7 @@ def row(benchmark: str, arguments: Sequence[str], cores: str) -> tuple[list[str]
 def publish_rows(
     what: str, head: Sequence[str], rows: Sequence[Sequence[str]], version: str, note: str
 ) -> None:
-    """Publishes the page: what was measured, where, how, and the table."""
+    """Publishes the page: what was measured, where and how, and the table."""
     lines = [
         f"Milliseconds of one client's training step: {CLIENTS} clients, batch {BATCH}, {what}, "
         "SGD, float32.",

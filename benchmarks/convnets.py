@@ -1,12 +1,12 @@
-"""Times a client's training step on plain convolutional networks, beside a plain PyTorch loop.
+"""Times a client's training step on plain convolutional networks, and a plain PyTorch loop.
 
 The networks are those that papers and simulators of federated learning use and the zoo lacks; ours
 is the real round of `local`.
 
     python -m benchmarks.convnets --cores=1 --out=benchmarks/results/convnets.md
 
-Each measurement has a process of its own, PyTorch's before and after ours; without torch its
-columns are empty.
+Each measurement has its own process, PyTorch's before and after ours; without torch its columns are
+empty.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Times DFRD's server: one round's distillation, and how much of it the teachers take.
+"""Times DFRD's server: one round's distillation, and the teachers' share of it.
 
     python -m benchmarks.dfrd_server [--iterations=10] [--out=benchmarks/results/NAME.md]
 
 Ten clients with rho = 5, 32x32x3 images, batch 64, I_g = 2, I_d = 5, with the moving average's
-images. Random weights: time does not depend on them.
+images. Weights are random, since time does not depend on them.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, 
 
 
 def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tuple]:
-    """Returns a round's distillation by this recipe, and its arguments."""
+    """Returns a round's distillation by a recipe, and its arguments."""
     model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(
         jax.random.key(2)
     )
@@ -113,9 +113,9 @@ def round_flops(step: Callable, args: tuple) -> float:
 
 
 def round_seconds(step: Callable, args: tuple, repeats: int | None = None) -> tuple[float, float]:
-    """Returns seconds to compile, and of a call."""
+    """Returns seconds of compilation, and of a call."""
     start = time.perf_counter()
-    # As a simulation compiles its server.
+    # As in a simulation's server.
     jitted = jax.jit(step, compiler_options=compiler_options(jax.default_backend()))
     compiled = jitted.lower(*args).compile()
     compiling = time.perf_counter() - start
@@ -126,7 +126,7 @@ def main(_) -> None:
     jax.config.update("jax_default_matmul_precision", "float32")
     federation = clients_of(CLIENTS)
     recipe = dataclasses.replace(RECIPE, iterations=_ITERATIONS.value)
-    rounds = 10 / _ITERATIONS.value  # A = 10 is what the report is of
+    rounds = 10 / _ITERATIONS.value  # the report is for A = 10
     step, args = round_of(federation, recipe)
     compiling, seconds = round_seconds(step, args)
     seconds, flops = rounds * seconds, rounds * round_flops(step, args)

@@ -1,11 +1,11 @@
-"""Trains F once by the server code of FedKTL's authors; `benchmarks.beside_fedktl` starts it.
+"""Trains F once with the server code of FedKTL's authors; `benchmarks.beside_fedktl` starts it.
 
     python fedktl_align.py SERVER INPUTS OUTPUTS
 
-SERVER is the file serverktl_stylegan_xl.py of a checkout, which runs as it is; INPUTS an .npz with
-F before its training, the uploads, and what is drawn: the orders of the epochs, and valid latents
-one step behind another. OUTPUTS gets F and the class means as they are afterwards. It runs under
-any Python with torch: what else the file imports is not there, and not called.
+SERVER is the file serverktl_stylegan_xl.py of a checkout, which runs unchanged. INPUTS is an .npz
+with F before its training, the uploads, and the draws: the orders of the epochs, and valid latents,
+step by step. OUTPUTS receives F and the class means afterwards. It runs under any Python with
+torch: the file's other imports are mocked, and not called.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ import torch
 
 
 def server_module(path: str) -> types.ModuleType:
-    """Imports the authors' file, with nothing behind its imports but torch and NumPy."""
+    """Imports the authors' file, with mocks of all its imports but torch and NumPy."""
     absent = (
         "flcore", "flcore.clients", "flcore.clients.clientktl", "flcore.clients.clientbase",
         "flcore.servers",
@@ -35,7 +35,7 @@ def server_module(path: str) -> types.ModuleType:
 
 
 class Loader:
-    """Stands for torch's DataLoader: uploads in the orders given, a new one at each call."""
+    """Replaces torch's DataLoader: uploads in the given orders, a new one in each call."""
 
     orders: list
 

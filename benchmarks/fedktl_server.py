@@ -1,9 +1,10 @@
-"""Times FedKTL's server: a round's alignment, and images of all classes by the embedded generator.
+"""Times FedKTL's server: a round's alignment, and the embedded generator's images of all classes.
 
     python -m benchmarks.fedktl_server [--out=benchmarks/results/NAME.md]
 
 CIFAR-100's shape: 100 classes, 20 clients with 45 classes each (900 prototypes of 100 dimensions),
-E_S = B_S = 100, H = 512. Random weights of the shipped architecture: time does not depend on them.
+E_S = B_S = 100, H = 512. The shipped architecture has random weights, since time does not depend on
+them.
 """
 
 import time
@@ -33,7 +34,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")
 
 
 def uploads(classes: int = CLASSES, clients: int = CLIENTS, own_classes: int = OWN) -> Uploads:
-    """Returns random uploads as the server lays them out: [clients * classes] rows.
+    """Returns random uploads in the server's layout: [clients * classes] rows.
 
     Every client holds `own_classes` classes at random.
     """
@@ -73,7 +74,7 @@ def alignment_seconds(
 ) -> tuple[float, float]:
     """Returns seconds of a round's alignment: of the first call, and of later ones.
 
-    `options` are of `Alignment`.
+    `options` are those of `Alignment`.
     """
     key, generator, transformer = jax.random.key(0), untrained(), FeatureTransformer(LATENT)
     first = transformer.init(key, sent.prototypes, sent.valid)["params"]

@@ -1,15 +1,15 @@
-"""Runs random configs, each twice, and prints a line for each fault; exit code 1 if there is one.
+"""Runs random configs twice each, and prints a line per fault; exit code 1 if there is one.
 
     python -m benchmarks.fuzz --configs=200 [--seed=0] [--limit=240]
     python -m benchmarks.fuzz --only=17,40    # these configs of the seed, with their fields
 
 Values come from the annotations of fields and options, and from registries; the data are tiny. A
-refused config is tried again without the fields that its message names. Faults are:
+rejected config is tried again without the fields that its message names. Faults are:
 
-    crash       an error that is not one line of the library's own
+    crash       an error that is not one of the library's own one-line errors
     hang        a config that takes longer than the limit
     NaN         a row with a number that is not finite
-    difference  rows of the two runs that differ
+    difference  rows that differ between the two runs
 """
 
 import collections
@@ -70,7 +70,7 @@ KEPT = (
     "track",
     "devices",
 )
-"""Fields without a drawn value: the others come first, or a server or devices are needed."""
+"""Fields for which no value is drawn: others set them first, or they need a server or devices."""
 USUAL = {
     "fedit|.*lora": {"model.lora": "rank=2,4"},
     "fedmd|dsfl|ktpfl|fedhenn": {
@@ -88,7 +88,7 @@ USUAL = {
 
 
 def draw(rng: np.random.Generator, annotation: Any, default: Any) -> Any:
-    """Returns a value that an annotation allows; the default of texts and tuples."""
+    """Returns a value that an annotation allows; the default for strings and tuples."""
     kind, within = bounded(annotation)
     form, arguments = get_origin(kind), get_args(kind)
     if kind is bool:
@@ -111,7 +111,7 @@ def draw(rng: np.random.Generator, annotation: Any, default: Any) -> Any:
 
 
 def texts(rng: np.random.Generator) -> dict[str, Any]:
-    """Returns a value for each field whose text has a form."""
+    """Returns a value for each field whose string has a format."""
 
     def spec(known: Mapping) -> str:
         name = str(rng.choice(list(known)))
@@ -177,7 +177,7 @@ def needed_by(method: str) -> dict[str, Any]:
 
 
 def without(values: dict[str, Any], message: str) -> dict[str, Any]:
-    """Returns a refused config without the fields that the message names, or without the last."""
+    """Returns a rejected config without the fields that the message names, or without the last."""
     words = set(re.findall(r"\w+", message))
     fixed = {"method", "partition", "dataset.name", "model.group"}
     fixed |= needed_by(values["method"]["name"]).keys()
@@ -192,7 +192,7 @@ def without(values: dict[str, Any], message: str) -> dict[str, Any]:
 
 
 def run(values: dict[str, Any]) -> tuple[str, str, list]:
-    """Runs a config; returns "ran", "refused", "stopped" or "crash", a line on it, and its rows."""
+    """Runs a config; returns "ran", "refused", "stopped" or "crash", a message, and its rows."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = base_config()
@@ -213,7 +213,7 @@ def run(values: dict[str, Any]) -> tuple[str, str, list]:
 
 
 def verdict(values: dict[str, Any]) -> tuple[str, str, dict]:
-    """Returns the end of a config or its fault, a line on it, and the fields that ran."""
+    """Returns the outcome or fault of a config, a message, and the fields that ran."""
     how, said, rows = run(values)
     for _ in range(12):
         if how != "refused":
@@ -231,7 +231,7 @@ def verdict(values: dict[str, Any]) -> tuple[str, str, dict]:
 
 
 def serve(pipe) -> None:
-    """Runs the configs that come through a pipe."""
+    """Runs the configs that arrive through a pipe."""
     logging.disable()
     warnings.simplefilter("ignore")
     plots.rendered = lambda figure, kind: b"<svg></svg>"  # drawing takes longer than a run

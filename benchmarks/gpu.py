@@ -4,12 +4,12 @@
 
 * `steps`: a training step of the 4-layer CNN and of ResNet-18, by lanes and precision.
 * `torch`: that step in PyTorch: eager, `torch.compile(mode="reduce-overhead")`, `torch.func.vmap`.
-* `queue`: rows 2, 3 and 5 of experiments/queue side by side, a process an entry, for `merge`.
+* `queue`: rows 2, 3 and 5 of experiments/queue side by side, one process per entry, for `merge`.
 * `protocols`: PFLlib's FedAvg on MNIST and BlazeFL's ResNet-18, on random images.
 
-Each result goes to FOLDER/gpu.json as soon as it exists. A second call measures what is missing or
-failed, and resumes the queue's runs. Each measurement has a process of its own, since peak memory
-never falls in one; processes side by side first compile the programs of a part into FOLDER/cache.
+Each result goes to FOLDER/gpu.json as soon as it exists. A second call measures missing or failed
+ones, and resumes the queue's runs. Each measurement has its own process, since a process's peak
+memory never falls; processes side by side first compile the programs of a part into FOLDER/cache.
 `--tiny` is a small form for a CPU, without the queue.
 """
 
@@ -61,8 +61,10 @@ def random_images(count: int, shape) -> fl.Dataset:
 
 
 def timed(simulation, rounds: int, evaluate: bool = False) -> dict:
-    """Returns the first round's seconds, the median of the others, likewise of evaluations, and
-    the bytes at the peak."""
+    """Returns seconds of the first round, the median of the others, and bytes at the peak.
+
+    With `evaluate`, there is also the median of evaluations.
+    """
     state, seconds, evaluations = simulation.init(), [], []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -158,8 +160,11 @@ def protocol(
     group: str, shape, clients: int, *, samples: int, tested: int, rounds: int,
     alpha: float | None = None, epochs: int = 1, batch_size: int = BATCH, evaluate: bool = True,
 ) -> dict:  # fmt: skip
-    """Measures a round of FedAvg: with `alpha` on Dirichlet shares, with `evaluate` also an
-    evaluation of all clients on training and test images, both as PFLlib does."""
+    """Measures a round of FedAvg, on Dirichlet shares with `alpha`.
+
+    With `evaluate` there is also an evaluation of all clients on training and test images. Both
+    are as in PFLlib.
+    """
     dataset = random_images(clients * (samples + tested), shape)
     kind, shares = ("iid", {}) if alpha is None else ("practical", {"alpha": alpha})
     shares["train_share"] = samples / (samples + tested)
@@ -205,7 +210,7 @@ def keep(folder: Path, part: str, name: str, result: dict) -> None:
 
 
 def in_process(command: list[str], log: Path, **environment: str) -> dict:
-    """Runs a command. Returns its "seconds", and "error" where it failed."""
+    """Runs a command. Returns its "seconds", and "error" if it failed."""
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
@@ -217,7 +222,7 @@ def in_process(command: list[str], log: Path, **environment: str) -> dict:
 
 
 def measure(part: str, name: str, options: argparse.Namespace, ahead: bool = False) -> None:
-    """Measures in a process of its own, or only compiles the programs ahead."""
+    """Measures in a process of its own, or only compiles the programs ahead of time."""
     cache = options.out / "cache"
     answer = cache / re.sub(r"\W+", "_", f"{part} {name}.json")
     command = [sys.executable, "-m", "benchmarks.gpu", f"--only={part}", f"--job={name}"]
@@ -249,14 +254,14 @@ def queue_commands() -> dict[str, str]:
 
 
 def play(name: str, command: str, options: argparse.Namespace) -> None:
-    """Plays a command of the queue; a folder that exists is resumed."""
+    """Runs a command of the queue; an existing folder is resumed."""
     runs = options.out / "runs"
     words = [*shlex.split(command), f"--config.dataset.data_dir={options.data_dir}"]
     result = in_process(
         [sys.executable, "-m", "fedjax_ht", *words, f"--workdir={runs / name}"],
         runs / f"{name}.log",
         XLA_PYTHON_CLIENT_MEM_FRACTION=f"{0.77 / BESIDE:.2f}",
-        # Side by side, autotuning takes longer than it wins.
+        # Side by side, autotuning takes longer than it saves.
         XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0",
     )
     keep(options.out, "queue", name, result)

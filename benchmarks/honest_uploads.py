@@ -1,10 +1,10 @@
-"""How far uploads of honest clients are from their round's: what a bound on outliers costs them.
+"""Measures how far honest clients' uploads are from their round's, and what outlier bounds cost.
 
     python -m benchmarks.honest_uploads
 
-Every method, in twenty federations of ten clients with little data each, which are the trials of
-one run: five degrees of heterogeneity by four seeds. Writes honest_uploads.csv: a line a method,
-with the largest of all `outliers.size_ratios` and how many are beyond some bounds.
+Every method runs in twenty federations of ten clients with little data each, as trials of one run:
+five degrees of heterogeneity by four seeds. Writes honest_uploads.csv: a line per method, with the
+largest of all `outliers.size_ratios` and the number beyond some bounds.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ from fedjax_ht.simulation.engine import forget_engines
 RESULT = Path(__file__).parent / "results/honest_uploads.csv"
 CLIENTS, SAMPLES, ROUNDS = 10, 600, 4
 ALPHAS, SEEDS = (0.05, 0.1, 0.3, 1.0, 100.0), (1, 2, 3, 4)
-"""Concentrations of the Dirichlet split, from two classes a client to all, and seeds of it."""
+"""Concentrations of the Dirichlet split, from two classes per client to all, and its seeds."""
 BOUNDS = (10, 20, 30, 100, 300, 1000)
 SLICES = ("heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd")
 
 
 def perceptron(num_classes, input_shape, feature_dim):
-    """Model group of one architecture."""
+    """Returns a model group of one architecture."""
     return {"mlp": mlp(num_classes, (feature_dim or 16,))}
 
 
 def arm_of(method: str) -> Run:
-    """Builds a method's runs, with a federation of another split in each trial."""
+    """Builds a method's runs, with a differently split federation in each trial."""
     experiments = []
     for alpha in ALPHAS:
         for seed in SEEDS:
@@ -78,14 +78,14 @@ def recorded() -> Iterator[list[np.ndarray]]:
         jax.debug.callback(lambda x: ratios.append(np.asarray(x).ravel()), sizes)
         return sizes
 
-    forget_engines()  # programs record for the block in which they are made
+    forget_engines()  # programs record only for the block in which they are made
     with mock.patch.object(serving, "size_ratios", also_recorded):
         yield ratios
     forget_engines()
 
 
 def measure(method: str) -> dict:
-    """Plays a method's rounds; returns its line."""
+    """Runs a method's rounds; returns its line."""
     with recorded() as ratios:
         for simulation in simulate_trials(arm_of(method)):
             state = simulation.init()

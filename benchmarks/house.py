@@ -1,21 +1,21 @@
-"""Measures the size of the house: lines by layer, modules loaded, functions entered, circles.
+"""Measures the library's size: lines by layer, modules loaded, functions entered, import circles.
 
-    python -m benchmarks.house                  # of this tree
-    python -m benchmarks.house --root=PATH      # of another one, such as a worktree of a commit
+    python -m benchmarks.house                  # this tree
+    python -m benchmarks.house --root=PATH      # another one, such as a worktree of a commit
     python -m benchmarks.house --packages       # with code lines by package
 
 * A code line holds a token other than a docstring, a comment or a blank.
 * The layer of a file is `fedjax_ht/lab` or `fedjax_ht/deploy` by its path, else the library.
-* A function is entered when Python calls its code object. Class bodies, modules, and what an
-  import calls do not count. Python 3.11 calls comprehensions, later versions do not.
+* A function is entered when Python calls its code object. Class bodies, modules, and calls during
+  imports do not count. Python 3.11 calls comprehensions, later versions do not.
 * The first two rounds are `make_simulation` and `run` of FedProto on four clients with two MLPs, in
   a process that has compiled nothing. The warm round is one more `run_round`.
-* The config's way is `train_and_evaluate` on the config quickstart, two rounds and one trial: the
-  files in the order in which it first enters them. It returns upward when a file's package has a
-  higher level than the package of the file before. The level of a package is one above the highest
-  of those that it imports; packages that import each other share one.
-* An import circle is a set of modules that reach each other by imports, those in functions included
-  and those for type checkers left out.
+* The config's way is `train_and_evaluate` on the config quickstart, with two rounds and one trial:
+  the files in the order in which it first enters them. It returns upward when a file's package has
+  a higher level than the previous file's. The level of a package is one above the highest of those
+  that it imports; packages that import each other share one.
+* An import circle is a set of modules that reach each other by imports. Imports in functions count;
+  those only for type checkers do not.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields the imports below a node, but for those that only type checkers read."""
+    """Yields the imports below a node, except those only for type checkers."""
     if isinstance(tree, ast.Import | ast.ImportFrom):
         yield tree
     only_types = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
@@ -87,8 +87,10 @@ def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imported(text: str, known: Iterable[str]) -> set[str]:
-    """Returns those of the modules `known` that a file imports. A name that is imported from a
-    package is the module of that name where there is one, else the package."""
+    """Returns those of the modules `known` that a file imports.
+
+    A name imported from a package is the module of that name if there is one, else the package.
+    """
     names = set()
     for node in imports(ast.parse(text)):
         above = "" if isinstance(node, ast.Import) else f"{node.module}."
@@ -109,7 +111,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def levels(graph: Mapping[str, set[str]]) -> dict[str, int]:
-    """Returns the level of each node: 0 where it imports none, equal within a circle."""
+    """Returns the level of each node: 0 if it imports none, equal within a circle."""
     level = dict.fromkeys(graph, 0)
     same = {node: {node} for node in graph} | {n: c for c in circles(graph) for n in c}
     for _ in graph:  # the longest way down is shorter than the number of nodes
@@ -127,8 +129,7 @@ def returns_upward(way: Iterable[str], level: Mapping[str, int]) -> int:
 
 @contextmanager
 def watched(root: Path) -> Iterator[tuple[set, dict]]:
-    """Notes the functions of the library that are entered in any thread, and their files in the
-    order of first calls."""
+    """Records the library's functions entered in any thread, and their files in call order."""
     functions, files, importing = set(), {}, Counter()
 
     def note(frame, event, argument):
@@ -161,7 +162,7 @@ def ten_lines(root: Path) -> dict:
 
 
 def rounds(root: Path) -> dict:
-    """Builds FedProto and plays three rounds."""
+    """Builds FedProto and runs three rounds."""
     optax, fl = (importlib.import_module(name) for name in ("optax", NAME))
     dataset = fl.load_dataset("fashion_mnist_10k")
     models = fl.model_group("mlp2", 10, dataset.input_shape, 8)
@@ -199,8 +200,8 @@ def config(root: Path) -> dict:
 
 
 def probed(root: Path, name: str) -> dict:
-    """Returns what a probe measures on the tree `root`, in a process of its own."""
-    # -P: the files beside this one are no modules of the other process.
+    """Returns the measurements of a probe on the tree `root`, in a process of its own."""
+    # -P: the files beside this one are not modules of the other process.
     command = [sys.executable, "-P", __file__, f"--root={root}", f"--probe={name}"]
     environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -208,7 +209,7 @@ def probed(root: Path, name: str) -> dict:
 
 
 def counted(root: Path) -> tuple[dict, dict]:
-    """Returns what the files alone tell, and the code lines by package."""
+    """Returns the measurements from the files alone, and the code lines by package."""
     known, layers, packages, graph, imports_in = modules(root), Counter(), Counter(), {}, 0
     for name, path in known.items():
         text = (root / path).read_text()

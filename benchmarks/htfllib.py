@@ -1,4 +1,4 @@
-"""Starts rounds of HtFLlib's own code, for benchmarks that compare them with ours."""
+"""Runs rounds of HtFLlib's own code, for benchmarks that compare them with ours."""
 
 import json
 import subprocess
@@ -18,8 +18,8 @@ class Pair(NamedTuple):
     """A method in both libraries.
 
     Attributes:
-      ours: options of ours that are choices in HtFLlib's defaults or scripts.
-      clipped: HtFLlib clips gradients.
+      ours: our options that are choices in HtFLlib's defaults or scripts.
+      clipped: True if HtFLlib clips gradients.
       module, server, arguments: HtFLlib's module, its class, and arguments of its main.py.
     """
 
@@ -52,7 +52,7 @@ PAIRS = {
 
 
 def check_checkout(path: str | None) -> None:
-    """Refuses a folder that is no checkout of HtFLlib.
+    """Rejects a folder that is not a checkout of HtFLlib.
 
     Raises:
       app.UsageError: it has no system/flcore. One line.
@@ -66,19 +66,19 @@ def check_checkout(path: str | None) -> None:
 def run_on_arrays(
     script: str, python: str, code: Path, inputs: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Runs a file of HtFLlib on arrays, by a script of this folder.
+    """Runs a file of HtFLlib on arrays, by a script in this folder.
 
     Args:
-      script: its name; its arguments are `code` and two .npz files, inputs and outputs.
-      python: that has torch.
-      code: the file, which the script runs as it is.
-      inputs: arrays and numbers by name.
+      script: name of the script; its arguments are `code` and two .npz files, inputs and outputs.
+      python: interpreter with torch.
+      code: the file, which the script runs unchanged.
+      inputs: name -> array or number.
 
     Returns:
       The outputs by name.
 
     Raises:
-      SystemExit: the script failed, with what it wrote to stderr.
+      SystemExit: the script failed; the message is its stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
@@ -92,8 +92,7 @@ def run_on_arrays(
 
 
 def write_clients(folder: Path, dataset: Dataset, partition: Partition) -> None:
-    """Writes clients as HtFLlib reads them: `train/<i>.npz` and `test/<i>.npz`, images float32 [n,
-    C, H, W]."""
+    """Writes clients in HtFLlib's format: {train,test}/<i>.npz, images float32 [n, C, H, W]."""
     labels = np.asarray(dataset.labels)
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True)
@@ -120,12 +119,12 @@ def job(
     """Returns the job of `htfllib_rounds.py` for a method.
 
     Args:
-      name: of `PAIRS`.
-      rounds: that are counted.
-      models, global_model: texts that HtFLlib evaluates to a client's and to the shared model.
-      feature_dim, num_classes, num_clients, learning_rate: of the federation, batches of 10.
+      name: key of `PAIRS`.
+      rounds: number of counted rounds.
+      models, global_model: strings that HtFLlib evaluates to the clients' and the shared models.
+      feature_dim, num_classes, num_clients, learning_rate: of the federation, with batches of 10.
       device: "cpu" or "cuda".
-      clock: "processor", its seconds on one thread, or "wall".
+      clock: "processor", processor seconds on one thread, or "wall".
     """
     pair = PAIRS[name]
     arguments = {  # main.py's defaults, then the federation's
@@ -157,17 +156,17 @@ def job(
 
 
 def run(job: dict, python: str, checkout: Path, folder: Path) -> dict:
-    """Runs a job by HtFLlib's checkout under `python`.
+    """Runs a job with HtFLlib's checkout under `python`.
 
     Args:
-      folder: has the clients below `dataset/clients`.
+      folder: folder with the clients below `dataset/clients`.
 
     Returns:
-      "round" and "evaluation", seconds of each counted round and of the evaluation in it,
-      "accuracy", "torch".
+      "round" and "evaluation", seconds of each counted round and of the evaluation in it;
+      "accuracy"; "torch".
 
     Raises:
-      RuntimeError: it failed, with its last line; all that it printed is on stderr by then.
+      RuntimeError: it failed, with its last line; its whole output is on stderr by then.
     """
     (folder / "system").mkdir(exist_ok=True)  # it reads ../dataset
     script = Path(__file__).with_name("htfllib_rounds.py")

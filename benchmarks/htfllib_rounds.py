@@ -1,10 +1,10 @@
-"""Times the rounds of one of HtFLlib's methods, its code as it is; `benchmarks.htfllib` starts it.
+"""Times rounds of one of HtFLlib's methods, unchanged; `benchmarks.htfllib` starts it.
 
     python htfllib_rounds.py SYSTEM JSON
 
 SYSTEM is the folder `system` of a checkout; JSON holds "module" and "server", the class that runs
 the method, "rounds", "clock" and "arguments", those of its main.py. It runs under any Python with
-what HtFLlib imports, in a folder beside `dataset`, and prints JSON: seconds of every round but the
+HtFLlib's imports, in a folder beside `dataset`. It prints JSON: seconds of every round but the
 first, and of the evaluation in it, and accuracies. The clock is "processor", on one thread, or
 "wall".
 """
@@ -25,8 +25,7 @@ from torch import nn
 
 
 class Grey(nn.Module):
-    """CNN-1..5 for grey images of 28x28 pixels, in the form that HtFLlib splits into base and
-    head."""
+    """CNN-1..5 for grey images of 28x28 pixels, which HtFLlib can split into base and head."""
 
     def __init__(self, width: int, features: int, num_classes: int):
         super().__init__()
@@ -48,7 +47,7 @@ class Grey(nn.Module):
 
 
 def wall_clock() -> float:
-    """Returns seconds, once a GPU has finished its work."""
+    """Returns wall seconds, after a GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -58,7 +57,7 @@ CLOCKS = {"processor": time.process_time, "wall": wall_clock}
 
 
 def end_with_parent() -> None:
-    """Ends this process soon after its parent, which a clock may end at any time."""
+    """Ends this process soon after its parent, which may be killed at any time."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -70,7 +69,7 @@ def end_with_parent() -> None:
 
 
 def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -> dict:
-    """Runs rounds and times each from one evaluation to the next; see the module's text.
+    """Runs rounds and times each from one evaluation to the next; see the module's docstring.
 
     HtFLlib runs a round more than its argument says.
     """
@@ -99,7 +98,7 @@ def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -
 
 
 def main(system: str, job: str) -> None:
-    # it stores whole modules, which torch from 2.6 on refuses
+    # it stores whole modules, which torch rejects from 2.6 on
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     sys.path.insert(0, system)
     end_with_parent()

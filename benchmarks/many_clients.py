@@ -4,10 +4,10 @@ r"""Measures costs by number of clients: seconds of a round, memory, bytes on di
     python -m benchmarks.many_clients --data=fashion_mnist --data_dir=data \
         --out=benchmarks/results/NAME.md
 
-Seconds are also those of an evaluation and a checkpoint. FedProto with CNN-1..5, states in host
-memory. Each number of clients has a process of its own, the same 70,000 images, 5 of them to train
-and 2 to test on a client, and 50 participants a round, so that only the clients at rest are more.
-With --out the curves are drawn beside it, as .png.
+Seconds are also those of an evaluation and a checkpoint. FedProto has CNN-1..5, and states in host
+memory. Each number of clients has its own process, the same 70,000 images, 5 of them to train and 2
+to test per client, and 50 participants per round, so that only idle clients increase. With --out
+the curves are drawn beside it, as .png.
 """
 
 import json
@@ -59,7 +59,7 @@ MB = 1e6
 
 
 def images() -> Dataset:
-    """Returns the images, the same for every number of clients."""
+    """Returns the images, which are the same for every number of clients."""
     if _DATA.value != "synthetic":
         return load_dataset(_DATA.value, _DATA_DIR.value)
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def images() -> Dataset:
 
 
 def measure(num_clients: int) -> dict[str, float]:
-    """Returns the figures of one number of clients.
+    """Returns the figures for one number of clients.
 
     Seconds are medians, without a process's first call, which compiles.
     """
@@ -175,7 +175,7 @@ def report(measured: list[dict[str, float]]) -> str:
 
 
 def curves(measured: list[dict[str, float]]) -> plt.Figure:
-    """Draws seconds, and memory, against the number of clients."""
+    """Plots seconds, and memory, against the number of clients."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     clients = [figures["clients"] for figures in measured]
     for name in ("round", "evaluation", "checkpoint"):

@@ -1,13 +1,13 @@
-"""Times a round of every method in one setting: CPU seconds, and those of an evaluation.
+"""Times a round of every method in one setting: CPU seconds of a round and of an evaluation.
 
     python -m benchmarks.method_rounds [--setting=leaderboard_images] [--methods=fedavg,fedproto]
         [--rounds=5] [--out=benchmarks/results/NAME.md]
 
-Methods share data, split, models and recipe; those that the setting does not fit are named with the
-reason. A row is the median of `--rounds` rounds behind one that compiles, with the participants'
-scores, and one evaluation of all clients behind another. CPU seconds count all threads of the
-process: they tell costs of methods apart on a machine that others use, too, as long as it is not
-short of memory bandwidth.
+Methods share data, split, models and recipe; those that do not fit the setting are named with the
+reason. A row is the median of `--rounds` rounds after one that compiles, with the participants'
+scores, and one evaluation of all clients after another. CPU seconds count all threads of the
+process. They distinguish methods' costs even on a shared machine, as long as memory bandwidth is
+not short.
 """
 
 import dataclasses
@@ -50,15 +50,14 @@ class Seconds(NamedTuple):
 
 
 def setting_of(name: str, methods: list[str]) -> tuple[Config, list[str]]:
-    """Returns a config with those of the methods as entries that fit it, and a line for each other
-    one."""
+    """Returns a config with the fitting methods as entries, and a reason for each other one."""
     config, reasons = typed_config(read_config_file(name)), []
     config = dataclasses.replace(config, trials=1, entries=tuple(methods))
     return fitting(config, reasons.append), reasons
 
 
 def measured(run: Run, rounds: int) -> Seconds:
-    """Plays rounds of one method."""
+    """Runs rounds of one method."""
     simulation = simulate(run)
     state, clocks = simulation.init(), [time.process_time()]
     for number_done in range(rounds + 1):
@@ -81,7 +80,7 @@ def main(_) -> None:
     experiment, rows = plan(config), []
     for label, run in experiment.runs.items():
         seconds = measured(run, _ROUNDS.value)
-        forget_engines()  # of fifty methods they would fill the memory
+        forget_engines()  # those of fifty methods would fill the memory
         shown = [number(seconds.round, 3), number(seconds.evaluation, 3), number(seconds.first)]
         rows.append([label, *shown])
         print(f"{label}: {seconds.round:.2f} CPU seconds a round", flush=True)

@@ -1,14 +1,14 @@
-"""Changes one operator, number or condition at a time in modules that are pure functions, and lists
-the changes that their nearest tests do not see.
+"""Mutates pure modules, and lists the changes that their nearest tests do not detect.
+
+A change is one operator, number or condition.
 
     python -m pip install cosmic-ray
     python -m benchmarks.mutants --out=benchmarks/results/mutants.md
     python -m benchmarks.mutants --modules=core/wire --most=1000    # all of one module
 
-cosmic-ray makes the changes, in a throw-away copy of the working tree, and runs the tests of the
-module for each. Of a module at most --most places are changed, drawn by --seed, each once. A
-survivor is a line whose change no test sees: a test is missing, or the change alters nothing that
-matters.
+cosmic-ray makes the changes, in a throw-away copy of the working tree, and runs the module's tests
+for each. At most --most places of a module are changed, drawn by --seed, each once. A survivor is a
+line whose change no test detects: a test is missing, or the change does not matter.
 """
 
 import random
@@ -45,20 +45,20 @@ TESTS: Mapping[str, Sequence[str]] = {
     "lab/config/config_files": ["lab/config/test_field_values.py", "lab/config/test_flags.py"],
     "simulation/rows": ["simulation/test_history.py", "simulation/test_accuracies.py"],
 }
-"""Module of the library -> the tests that are nearest to it."""
+"""Module of the library -> its nearest tests."""
 
-SECONDS = 300  # of the tests of one change
+SECONDS = 300  # timeout of the tests for one change
 LEFT_OUT = ("BitOr", "RemoveDecorator", "ExceptionReplacer", "Variable")
-"""Parts of names of operators: unions of types are no arithmetic, and the others break a module."""
+"""Parts of operator names: unions of types are not arithmetic, and the others break a module."""
 
 
 class Mutant(NamedTuple):
-    """A change of a module, and the line that it is in.
+    """A change of a module, and its line.
 
     Attributes:
       line: number of the line.
       change: lines before and after, "- a + b" and "+ a - b", joined.
-      is_seen: a test failed.
+      is_seen: True if a test failed.
     """
 
     line: int
@@ -79,13 +79,13 @@ def copy_of_tree(folder: Path) -> Path:
 
 
 def mutants(module: str, tree: Path, most: int, seed: int) -> Iterator[Mutant]:
-    """Yields the changes of a module, whose tests have run.
+    """Yields the changes of a module, after running its tests.
 
     Args:
       module: key of `TESTS`.
       tree: copy of the working tree.
-      most: places that are changed.
-      seed: decides which.
+      most: number of places to change.
+      seed: seed of their choice.
 
     Raises:
       ValueError: the tests fail without any change. One line.
@@ -114,7 +114,7 @@ def mutants(module: str, tree: Path, most: int, seed: int) -> Iterator[Mutant]:
 
 
 def keep(database: WorkDB, most: int, seed: int) -> None:
-    """Leaves one change each of so many places in a session; the others are marked as skipped."""
+    """Keeps one change each of `most` places in a session; marks the others as skipped."""
     places: dict[tuple[int, int], list[WorkItem]] = {}
     items = sorted(database.pending_work_items, key=lambda item: str(item.mutations[0]))
     for item in items:
@@ -130,7 +130,7 @@ def keep(database: WorkDB, most: int, seed: int) -> None:
 
 
 def changed(diff: str) -> str:
-    """Returns the changed lines of a diff, "- before" and "+ after", as a cell of a table."""
+    """Returns the changed lines of a diff, "- before" and "+ after", as a table cell."""
     lines = [line for line in diff.splitlines() if line[:1] in ("-", "+") and line[1:2] != line[:1]]
     text = " ".join(f"{line[0]} {line[1:].strip()}" for line in lines)
     return text.replace("|", "\\|")

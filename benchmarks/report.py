@@ -1,5 +1,4 @@
-"""Functions that benchmarks share: a line on the machine, tables, files of reports, and
-measurements in processes of their own."""
+"""Functions that benchmarks share: the machine's description, tables, reports, child processes."""
 
 import json
 import os
@@ -30,13 +29,12 @@ def machine() -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table in Markdown; every row is as long as the head."""
+    """Returns a Markdown table; every row is as long as the head."""
     return Table(head, list(rows)).markdown()
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Formats a cell: "-" for None, which was not measured, else three significant digits or
-    more."""
+    """Formats a cell: "-" for None (not measured); no decimals from 100 on, else `digits`."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
@@ -51,8 +49,7 @@ def publish(text: str) -> None:
 
 
 def peak_memory() -> int:
-    """Returns the most bytes that jax's first device ever held, or, where the device does not tell,
-    the process."""
+    """Returns the most bytes ever held by jax's first device or, if unknown, by the process."""
     held = jax.devices()[0].memory_stats() or {}
     return held.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
@@ -60,12 +57,12 @@ def peak_memory() -> int:
 def in_a_process(module: str, arguments: Sequence[str], devices: int = 1) -> dict:
     """Runs `python -m module arguments` and returns the JSON that it prints last.
 
-    A process's peak memory never falls, and its number of CPU devices is fixed, so that each
-    measurement needs a process.
+    A process's peak memory never falls, and its number of CPU devices is fixed, so each measurement
+    needs a process.
 
     Args:
-      module, arguments: of the command.
-      devices: how many devices jax has where it runs on CPU.
+      module, arguments: module and arguments of the command.
+      devices: number of jax's devices on CPU.
     """
     xla_flags = os.environ.get("XLA_FLAGS", "")
     xla_flags += f" --xla_force_host_platform_device_count={devices}"

@@ -1,12 +1,12 @@
-"""Times a round: ms per client step, and seconds split into its parts and compilation.
+"""Times a round: ms per client step, and seconds of its parts and of compilation.
 
     python -m benchmarks.round                                synthetic images of MNIST's shape
                                                               and split
     python -m benchmarks.round --data=client_folders:PATH     real client folders (PFLlib, HtFLlib)
     python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
 
-The parts are training, upload, server and evaluation. Where torch is installed, a plain PyTorch
-loop of the same training steps is timed in the same process, before and after ours.
+The parts are training, upload, server and evaluation. If torch is installed, a plain PyTorch loop
+of the same training steps is timed in the same process, before and after ours.
 """
 
 import importlib.util
@@ -44,11 +44,11 @@ MNIST_TRAIN = (
     1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004, 2337, 2829, 2709, 1600, 4297, 4086,
     2721, 4239, 3949, 4577,
 )  # fmt: skip
-"""Training samples of the 20 clients of PFLlib's MNIST split, Dirichlet 0.1."""
+"""Training samples of the 20 clients in PFLlib's MNIST split, Dirichlet 0.1."""
 
 
 def synthetic(shape: tuple[int, int, int]) -> Dataset:
-    """Makes random images with the sizes of PFLlib's MNIST split; two classes a client."""
+    """Makes random images with the sizes of PFLlib's MNIST split, and two classes per client."""
     rng, clients, start = np.random.default_rng(0), [], 0
     for size in MNIST_TRAIN:
         total = size + size // 3
@@ -68,7 +68,7 @@ def synthetic(shape: tuple[int, int, int]) -> Dataset:
 
 
 def seconds_of_rounds(method: Method, federation: Federation, data: FederationData, rounds: int):
-    """Returns seconds of the first round and of later ones, of evaluations, and accuracies.
+    """Returns seconds of rounds and of evaluations, and accuracies.
 
     (first round, median of the later ones, first evaluation, median of the later ones, accuracies
     after each round).
@@ -100,7 +100,7 @@ def without_server(method: Method) -> Method:
 
 
 def without_upload(method: Method) -> Method:
-    """Returns a method that trains alone: the compiler removes what only the uplink needs."""
+    """Returns a method that only trains: the compiler removes what only the uplink needs."""
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _, metrics = method.client_update(bucket, client, downlink, data, ctx)
@@ -164,7 +164,7 @@ def report(dataset: Dataset) -> str:
 
 
 def torch_seconds(shape: tuple[int, int, int]) -> float | None:
-    """Returns seconds of PyTorch's step, None without torch."""
+    """Returns seconds of PyTorch's step; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from benchmarks.torch_loop import seconds_per_step

@@ -1,11 +1,10 @@
-"""Counts what a simulation compiles, and its CPU seconds: the first of its kind in a process, and
-others after it.
+"""Counts the programs compiled by simulations in one process, and their CPU seconds.
 
     python -m benchmarks.second_simulation [--method=fedtgp] [--out=benchmarks/results/NAME.md]
 
 A row is a simulation of its own, from `make_simulation` to the first round and an evaluation. The
-last row is the least that training and scoring the same two models can take: an epoch of plain
-`jax.jit`, and an accuracy.
+last row is a lower bound for training and scoring the same two models: an epoch of plain `jax.jit`,
+and an accuracy.
 """
 
 import functools
@@ -27,12 +26,12 @@ from fedjax_ht.trust.defences import DEFENCES
 _METHOD = flags.DEFINE_string("method", "fedproto", "Name of the method.")
 
 CLIENTS, CLASSES, SHAPE, SAMPLES = 20, 10, (28, 28, 1), 2000
-COMPILED: list[str] = []  # an entry for each program
+COMPILED: list[str] = []  # one entry per program
 MODULES = {"small": fl.mlp(CLASSES, (32,)), "large": fl.mlp(CLASSES, (64, 32))}
 
 
 def make_dataset() -> fl.Dataset:
-    """Images of noise; nothing here depends on what they show."""
+    """Makes images of noise; nothing here depends on their content."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (SAMPLES, *SHAPE), dtype=np.uint8)
     return fl.Dataset("noise", images, rng.integers(0, CLASSES, SAMPLES), tuple("0123456789"))
@@ -41,7 +40,7 @@ def make_dataset() -> fl.Dataset:
 def play(
     name: str, dataset: fl.Dataset, *, split: int, seed: int, rate: float, robust: tuple = ()
 ) -> None:
-    """Makes a simulation, all of its parts anew, and runs a round and an evaluation."""
+    """Makes a simulation with all parts anew, and runs a round and an evaluation."""
     training = fl.LocalTraining(optax.sgd(rate))
     partition = fl.make_partition("dirichlet", dataset, CLIENTS, seed=split, alpha=0.5)
     federation = fl.make_federation(MODULES, SHAPE, CLASSES, num_clients=CLIENTS)
@@ -55,7 +54,7 @@ def play(
 
 
 def plain_loop(dataset: fl.Dataset) -> None:
-    """An epoch and an accuracy of the two models in plain JAX."""
+    """Runs an epoch and an accuracy of the two models in plain JAX."""
     images, labels = jnp.asarray(dataset.inputs), jnp.asarray(dataset.labels)
     optimizer = optax.sgd(0.1)
     for module in MODULES.values():
@@ -86,14 +85,14 @@ def plain_loop(dataset: fl.Dataset) -> None:
 
 
 def measured(run: Callable[[], None]) -> tuple[int, float]:
-    """Returns how many programs a call compiles, and its CPU seconds."""
+    """Returns the number of programs that a call compiles, and its CPU seconds."""
     before, start = len(COMPILED), time.process_time()
     run()
     return len(COMPILED) - before, time.process_time() - start
 
 
 def note(event: str, _, **__) -> None:
-    """Hears of every event of jax that takes time."""
+    """Receives every timed event of jax."""
     if event == "/jax/core/compile/backend_compile_duration":
         COMPILED.append(event)
 

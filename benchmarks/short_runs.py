@@ -1,10 +1,10 @@
-"""CPU seconds of short runs in processes of their own, beside a plain PyTorch script.
+"""Measures CPU seconds of short runs in their own processes, and of a plain PyTorch script.
 
     python -m benchmarks.short_runs --torch=PYTHON [--repeats=3] [--out=benchmarks/results/NAME.md]
 
-PYTHON is an interpreter that has torch, numpy and matplotlib. The quickstart and the README's first
+PYTHON is an interpreter with torch, numpy and matplotlib. The quickstart and the README's first
 Python example run with an empty folder of compiled programs ("cold"), then again. The rows of one
-repeat follow each other, so that what else the machine does changes all of them.
+repeat follow each other, so other load on the machine affects all of them.
 """
 
 import os
@@ -43,7 +43,7 @@ COMMAND = "from fedjax_ht.lab.command import main; main()"
 
 
 def spent(command: list, folder: Path, programs: Path | None = None) -> dict:
-    """Runs a process in a folder; returns its CPU seconds, seconds by the clock, and programs."""
+    """Runs a process in a folder; returns its CPU seconds, wall seconds, and programs."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     if programs is not None:
         environment["JAX_COMPILATION_CACHE_DIR"] = str(programs)

@@ -2,9 +2,9 @@
 
     python benchmarks/short_runs_torch.py IMAGES.npz OUT
 
-Three methods, three seeds, twenty rounds: mutual learning with a shared small model (as FedAPEN,
-its ensemble with equal weights), mixing of class rows in heads (as FedSSA), local training. The
-networks, samples a client, epochs and evaluations are the quickstart's; a CSV and a plot are
+Three methods, three seeds, twenty rounds: mutual learning with a shared small model (like FedAPEN,
+with equal weights in its ensemble), mixing of class rows in heads (like FedSSA), local training.
+The networks, samples per client, epochs and evaluations are the quickstart's; a CSV and a plot are
 written. Checkpoints, costs, intervals and the page have no counterpart here.
 """
 
@@ -40,7 +40,7 @@ def clients_of(images, labels, seed):
 
 
 def train(models, samples, rate):
-    """An epoch of one model, or of two that also learn from each other's scores."""
+    """Trains an epoch of one model, or of two that also learn from each other's scores."""
     x, y = samples
     optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], rate)
     for rows in torch.randperm(len(y)).split(BATCH):

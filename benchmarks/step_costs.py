@@ -1,4 +1,4 @@
-"""Counts the FLOPs and bytes of a client's training step, and finds a device's peaks."""
+"""Counts the FLOPs and bytes of a client's training step, and finds a device's peak rates."""
 
 import functools
 import statistics
@@ -14,7 +14,7 @@ from fedjax_ht.losses import cross_entropy
 from fedjax_ht.models import model_group, stacking
 
 BATCH = 10
-PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers' data sheets
+PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s, from the makers' data sheets
     "Tesla T4": (8.1, 0.32),
     "NVIDIA L4": (30.3, 0.30),
     "NVIDIA A100-SXM4-40GB": (19.5, 1.56),
@@ -27,7 +27,7 @@ PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers
 def step_cost(bucket: Bucket) -> dict:
     """Returns the FLOPs of one SGD step and the bytes that it moves, as XLA counts them.
 
-    It counts a loop's body once, so that repeated blocks are unrolled here.
+    XLA counts a loop's body once, so repeated blocks are unrolled here.
     """
 
     def step(model, x, y):
@@ -61,7 +61,7 @@ def mean_step_cost(group: str, shape: tuple[int, int, int], classes: int, client
 
 
 def peaks() -> dict:
-    """Returns FLOP/s and byte/s of the device: its maker's, or of a large product and sum."""
+    """Returns the device's FLOP/s and byte/s: its maker's, or those of a large product and sum."""
     if known := PEAKS.get(jax.devices()[0].device_kind):
         return {"flops": known[0] * 1e12, "bytes": known[1] * 1e12, "whence": "its data sheet"}
 

@@ -1,11 +1,11 @@
-"""Times a client's training step on texts, model by model, beside a plain PyTorch loop.
+"""Times a client's training step on texts, model by model, and a plain PyTorch loop.
 
     python -m benchmarks.text --out=benchmarks/results/text.md
     python -m benchmarks.text --models=lstm --widths=32,128 --cores=1
 
-Ours is the real round of `local`. Each measurement has a process of its own, PyTorch's before and
-after ours; without torch its columns are empty. Both have as many cores: PyTorch so many threads,
-ours a device a core, where there are several.
+Ours is the real round of `local`. Each measurement has its own process, PyTorch's before and after
+ours; without torch its columns are empty. Both have the same number of cores: PyTorch as threads,
+ours as one device per core if there are several.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The text models in plain PyTorch, padding masked as in ours; imported where torch is."""
+"""The text models in plain PyTorch, with padding masked as in ours; imported only with torch."""
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ class Mean(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """The state of an LSTM or GRU at the end of each text; of a BiLSTM that of each direction.
+    """The state of an LSTM or GRU at the end of each text; for a BiLSTM that of each direction.
 
-    Packed, so that padding is left out, or not, which for texts without padding is the same.
+    Texts are packed to skip padding, or not, which is the same for texts without padding.
     """
 
     def __init__(self, cell, vocabulary, width, layers=2, both=False, packed=True, dropout=0.0):
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
 
 
 class Transformer(nn.Module):
-    """torch's own encoder behind sinusoids and a class token."""
+    """torch's own encoder after sinusoids and a class token."""
 
     def __init__(self, vocabulary, width, heads, layers, dropout=0.0):
         super().__init__()
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
 
 def text_base(name, vocabulary, width, heads=0, layers=0, packed=True, dropout=0.0):
-    """Builds the extractor of this name."""
+    """Builds the extractor with this name."""
     if name == "text_logistic":
         return Mean(vocabulary, width)
     if name == "fasttext":

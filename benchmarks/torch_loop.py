@@ -1,6 +1,6 @@
-"""The plain PyTorch loop that ours is measured against.
+"""The plain PyTorch loop with which ours is compared.
 
-Clients train one after another with SGD, on images that are held in memory.
+Clients train one after another with SGD, on images in memory.
 """
 
 import time
@@ -47,7 +47,7 @@ def seconds_per_step(
 ) -> float:
     """Returns the seconds of one training step of a network.
 
-    The average over `clients` models, after one more has warmed up.
+    They are the mean over `clients` models, after one more has warmed up.
     """
     x, y = random_batches(network.image, network.classes, batch_size, steps, "cpu")
     models = [torch_network(network) for _ in range(clients + 1)]

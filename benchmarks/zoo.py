@@ -1,14 +1,13 @@
-"""Times a client's training step, model by model, beside a plain PyTorch loop.
+"""Times a client's training step, model by model, and a plain PyTorch loop.
 
     python -m benchmarks.zoo                                     all models
     python -m benchmarks.zoo --models=resnet18,vit_small --out=benchmarks/results/NAME.md
     python -m benchmarks.zoo --htfe8                             also 20 clients of HtFE8's eight
                                                                  models, a whole epoch
 
-Ours is the real round of the method `local`: one client at a time, in lanes, and a device a core.
-Each measurement has a process of its own, PyTorch's
-before and after ours; without torch its columns are empty. FLOPs and bytes are XLA's count for one
-compiled step.
+Ours is the real round of the method `local`: one client at a time, in lanes, and one device per
+core. Each measurement has its own process, PyTorch's before and after ours; without torch its
+columns are empty. FLOPs and bytes are XLA's count for one compiled step.
 """
 
 import importlib.util
@@ -40,11 +39,11 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-      title: of the row.
-      group: of models.
-      shape: of the images.
-      clients: that train in a round.
-      steps: that each of them takes.
+      title: title of the row.
+      group: group of models.
+      shape: shape of the images.
+      clients: number of clients that train in a round.
+      steps: number of steps of each client.
     """
 
     title: str
@@ -66,7 +65,7 @@ ROWS = {
     "resnet50": Row("ResNet-50", "resnet50", COLOUR, 4, 5),
     "vit_small": Row("ViT small", "vit_small", COLOUR, 4, 10),
 }
-# CIFAR-10's 60,000 images dealt evenly, three quarters of them to train on.
+# CIFAR-10's 60,000 images dealt evenly, three quarters of them for training.
 HTFE8 = Row("HtFE8, a round", "htfe8", COLOUR, 20, 225)
 CLASSES, LANES = 10, 4
 _MODELS = flags.DEFINE_list("models", list(ROWS), "Rows to measure.")
@@ -86,7 +85,7 @@ _HOW = flags.DEFINE_enum(
 
 
 def simulate(row: Row, lanes: int, devices: int) -> dict:
-    """Returns seconds of the first round and, as median, of the later ones; peak bytes."""
+    """Returns seconds of the first round, the median of later ones, and peak bytes."""
     needed = row.steps * BATCH
     rng, total = np.random.default_rng(0), row.clients * needed
     images = rng.integers(0, 256, (total, *row.shape), np.uint8)
@@ -127,7 +126,7 @@ def measure_here(row: Row, how: str) -> dict:
 
 
 def measure(name: str) -> dict[str, dict | None]:
-    """Returns all measurements of one row, each of its own process; None for those left out."""
+    """Returns all measurements of a row, each from its own process; None for skipped ones."""
 
     def child(how: str, devices: int = 1) -> dict:
         flag_values = [f"--{flag.name}={flag.value}" for flag in (_ROUNDS, _CLIENTS, _STEPS)]
@@ -171,8 +170,8 @@ def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
     loop = min(ms["before"], ms["after"]) if "before" in ms else None
     cost, scan = measured["cost"], measured["scan"]
     flops, moved = (cost[key] / (ours[best] / 1e3) for key in ("flops", "bytes"))
-    # A CPU's caches serve most of what is counted: a share of its memory's bandwidth would mean
-    # nothing.
+    # A CPU's caches serve most of the counted bytes: a share of its memory's bandwidth would be
+    # meaningless.
     bandwidth = "" if jax.default_backend() == "cpu" else f" ({moved / peak['bytes']:.0%})"
     return [
         row.title,

@@ -1,8 +1,7 @@
-"""Builds the zoo's models in PyTorch and trains them in turn; imported where torch is measured.
+"""Builds the zoo's models in PyTorch and trains them in turn; imported only to measure torch.
 
-The convolutional networks are torchvision's, with the feature pooling and head that ours have; the
-small CNNs and the vision transformer are plain torch. Float32 is float32 here too: TF32 is switched
-off.
+The convolutional networks are torchvision's, with the feature pooling and head of ours; the small
+CNNs and the vision transformer are plain torch. Float32 is float32 here too: TF32 is switched off.
 """
 
 import functools
@@ -59,8 +58,8 @@ class VisionTransformer(nn.Module):
 def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
     """Imports torchvision's models.
 
-    Where its compiled operators cannot be loaded, a library declares the two that the import asks
-    for; it must live as long, and is returned, too.
+    If its compiled operators cannot be loaded, a library declares the two that the import needs. It
+    must live as long, and is also returned.
     """
     folder, library = Path(importlib.util.find_spec("torchvision").origin).parent, None
     try:
