@@ -84,24 +84,19 @@ GREY = np.array([0.299, 0.587, 0.114])
 DARK = np.asarray(IMAGES) / 2 + 0.1  # pixels between 0.35 and 0.6: nothing is clipped
 
 
-def factors(out, centre) -> np.ndarray:
-    """The one factor, for each image, by which every pixel moved away from `centre`."""
-    ratio = ((np.asarray(out) - centre) / (DARK - centre)).reshape(len(DARK), -1)
-    factor = np.median(ratio, axis=1)
-    moved = centre + factor[:, None, None, None] * (DARK - centre)
-    np.testing.assert_allclose(out, moved, atol=1e-5)
-    return factor
-
-
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
 def test_colour_jitter_scales_around_black_the_mean_grey_or_each_pixel_s_grey(name):
+    """All pixels of an image move away from the centre by one factor."""
     luminance = (DARK @ GREY)[..., None]
     centre = {
         "brightness": 0.0,
         "contrast": luminance.mean((1, 2, 3), keepdims=True),
         "saturation": luminance,
     }[name]
-    factor = factors(colour_jitter(KEY, jnp.asarray(DARK), **(NOTHING | {name: 0.4})), centre)
+    out = np.asarray(colour_jitter(KEY, jnp.asarray(DARK), **(NOTHING | {name: 0.4})))
+    factor = np.median(((out - centre) / (DARK - centre)).reshape(len(DARK), -1), axis=1)
+    moved = centre + factor[:, None, None, None] * (DARK - centre)
+    np.testing.assert_allclose(out, moved, atol=1e-5)
     assert 0.6 - 1e-4 <= factor.min() < 0.75 and 1.25 < factor.max() <= 1.4 + 1e-4
 
 

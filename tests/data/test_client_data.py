@@ -118,11 +118,8 @@ def test_the_callers_arrays_stay_writable():
     images, labels = np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int32)
     dataset = Dataset("mine", images, labels, ("a",))
     images[0], labels[0] = 9, 0  # no error
-    assert np.shares_memory(dataset.inputs, images) and not dataset.inputs.flags.writeable
-    with pytest.raises(ValueError):
-        dataset.inputs[0] = 1
-    with pytest.raises(ValueError):
-        dataset.labels[0] = 1
+    assert np.shares_memory(dataset.inputs, images)
+    assert not dataset.inputs.flags.writeable and not dataset.labels.flags.writeable
 
 
 NUMBERED = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
@@ -175,23 +172,16 @@ MASK = np.arange(12) < 3
     "wrong, message",
     [
         (FIRST._replace(test=FIRST.train), "sample 0 is in train and in test; take it out of one"),
-        (FIRST._replace(val=np.array([2])), "sample 2 is in train and in val"),
         (FIRST._replace(val=np.array([5])), "sample 5 is in val and in test"),
         (FIRST._replace(train=np.array([1, 0, 1])), r"train has sample 1 twice.*np.unique\("),
         (FIRST._replace(train=np.array([0, 12])), "train has index 12; there are 12 samples, so"),
-        (FIRST._replace(train=np.array([0, 14, 12])), "train has index 14; there are 12 samples"),
-        (FIRST._replace(train=np.array([4, 2, 4, 2])), "train has sample 2 twice; give each"),
-        (ClientIndices(np.array([1, 5]), np.array([2]), np.array([1, 2])), "sample 1 is in train"),
         (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
         (FIRST._replace(train=MASK), r"train is a numpy.ndarray, bool \[12\]"),
-        (FIRST._replace(train=[True, False]), "train is a list, bool"),
-        (FIRST._replace(train=np.array([0.5])), r"train is a numpy.ndarray, float64 .* integers"),
-        (FIRST._replace(train=np.array([0.0])), "train is a numpy.ndarray, float64"),
+        (FIRST._replace(train=np.array([0.0])), r"train is a numpy.ndarray, float64 .* integers"),
         (FIRST._replace(train=np.array(["0"])), "train is a numpy.ndarray, <U1"),
         (FIRST._replace(train=np.zeros((2, 2), int)), r"train is a numpy.ndarray, int64 \[2"),
-        (FIRST._replace(train=3), r"train is an int, object \[\]"),
         (FIRST._replace(train=[[0], [1, 2]]), "train is a list"),
-        (FIRST._replace(val=None), "val is a NoneType"),
+        (FIRST._replace(val=None), r"val is a NoneType, object \[\]"),
     ],
 )
 def test_a_wrong_client_is_refused_in_one_line(wrong, message):
@@ -208,13 +198,10 @@ def test_a_wrong_client_is_refused_in_one_line(wrong, message):
     "wrong, kind",
     [
         (np.arange(4), "the split is a numpy.ndarray"),
-        ({0: FIRST, 1: SECOND}, "the split is a dict"),
         (FIRST, "the split is a ClientIndices"),
         ((), "the split is a tuple"),
         ("iid", "the split is a str"),
-        (2, "the split is an int"),
-        ((FIRST, np.arange(3)), "client 1 is a numpy.ndarray"),
-        ([(FIRST.train, FIRST.val, FIRST.test), SECOND], "client 0 is a tuple"),
+        ([FIRST, (FIRST.train, FIRST.val, FIRST.test)], "client 1 is a tuple"),
     ],
 )
 def test_a_split_is_a_tuple_of_clients(wrong, kind):
@@ -232,17 +219,9 @@ def test_lists_and_other_integers_are_indices():
     assert split[0].test.tolist() == [2, 3, 4] and not len(split[1].val)
 
 
-@pytest.mark.parametrize(
-    "official, message",
-    [
-        ({"train": np.arange(8), "test": np.arange(7, 12)}, "sample 7 is in train and in test"),
-        ({"train": np.arange(8), "test": np.arange(8, 13)}, "test has index 12; there are 12"),
-        ({"train": np.arange(8), "test": np.array([9, 9])}, "test has sample 9 twice"),
-        ({"train": MASK, "test": ~MASK}, "train is a numpy.ndarray, bool"),
-    ],
-)
-def test_official_sets_share_no_sample(official, message):
-    with pytest.raises(ValueError, match=f"^mine: official: {message}"):
+def test_official_sets_share_no_sample():
+    official = {"train": np.arange(8), "test": np.arange(7, 12)}
+    with pytest.raises(ValueError, match=r"^mine: official: sample 7 is in train and in test"):
         dataclasses.replace(MINE, official=official)
 
 

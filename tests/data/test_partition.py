@@ -13,6 +13,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts, make_partition
 from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.data.selection import subset
+from tests.federations import identical
 from tests.lab.readers.toy_dataset import make_dataset
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_partition.json").read_text())
@@ -30,12 +31,6 @@ def counts_of(dataset, partition, *sets):
 
 def used(partition):
     return np.concatenate([getattr(client, s) for client in partition for s in SETS])
-
-
-def same(a, b):
-    return len(a) == len(b) and all(
-        np.array_equal(x, y) for p, q in zip(a, b) for x, y in zip(p, q)
-    )
 
 
 # PFLlib's two, digit for digit
@@ -86,13 +81,6 @@ def test_practical_cifar100_distinct_classes(num_clients, held, trained, batched
         ]
 
 
-def test_pathological_blocks():
-    dataset = make_dataset([6000] * 10)
-    counts = counts_of(dataset, make_partition("pathological", dataset, 20), *SETS)
-    for client, row in enumerate(counts):
-        assert np.flatnonzero(row).tolist() == [client // 4 * 2, client // 4 * 2 + 1]
-
-
 def test_global_generator_is_left_alone():
     np.random.seed(3)
     before = np.random.get_state()[1].copy()
@@ -137,7 +125,7 @@ def test_every_kind_uses_samples_once(kind, num_clients, class_sizes, seed):
     assert sizes(partition, "train").min() > 0
     for other in (seed, (seed + 1) % 2**32):
         again = make_partition(kind, dataset, num_clients, other, **KINDS[kind])
-        assert same(partition, again) == (other == seed)
+        assert identical(partition, again) == (other == seed)
 
 
 @settings(max_examples=60, deadline=None)

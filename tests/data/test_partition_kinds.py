@@ -223,11 +223,9 @@ def test_check_names_the_bad_setting(kind, options, message):
         make_partition(kind, make_dataset([20] * 10), 4, **options)
 
 
-@pytest.mark.parametrize("num_clients", [0, -1, 2.0])
-def test_check_number_of_clients(num_clients):
-    line = f"num_clients is {num_clients}; it must be an integer of at least 1"
-    with pytest.raises(ValueError, match=line):
-        check_partition("iid", num_clients, 10)
+def test_check_number_of_clients():
+    with pytest.raises(ValueError, match="num_clients is 0; it must be an integer of at least 1"):
+        check_partition("iid", 0, 10)
 
 
 @pytest.mark.parametrize(

@@ -149,28 +149,22 @@ def test_half_is_the_default_and_changes_nothing():
     assert base_config().dataset.normalisation == "half"
 
 
-@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.moments])
-def test_a_set_takes_its_own_moments(name):
-    mean, std = SOURCES[name].moments
-    toy = make_dataset([3, 2])
+OWN = [(name, "dataset", source.moments) for name, source in SOURCES.items() if source.moments]
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(("name", "kind", "moments"), [*OWN, ("cifar10", "imagenet", IMAGENET)])
+def test_images_are_normalised_by_the_moments_of_their_set_or_imagenets(name, kind, moments):
+    """FedSSA's released code normalises CIFAR-10 by ImageNet's moments, DFRD's code by its own."""
+    mean, std = moments
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, len(mean)), np.uint8)
-    dataset = normalised(dataclasses.replace(toy, name=name, inputs=images), "dataset")
+    toy = dataclasses.replace(make_dataset([3, 2]), name=name, inputs=images)
+    dataset = normalised(toy, kind)
     assert all(0.1 < m < 0.6 for m in mean)
     np.testing.assert_array_equal(dataset.preprocess.mean, np.float32(mean))
     got = dataset.preprocess(jnp.asarray(images))
     np.testing.assert_allclose(got, (images / 255 - mean) / std, rtol=1e-5, atol=1e-5)
-
-
-def test_imagenets_moments_are_for_any_set_of_three_channels():
-    """FedSSA's released code normalises CIFAR-10 by ImageNet's moments, DFRD's code by its own."""
-    toy = make_dataset([3, 2])
-    images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 3), np.uint8)
-    dataset = normalised(dataclasses.replace(toy, name="cifar10", inputs=images), "imagenet")
-    expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    np.testing.assert_allclose(
-        dataset.preprocess(jnp.asarray(images)), expected, rtol=1e-5, atol=1e-5
-    )
-    assert SOURCES["cifar10"].moments.mean != (0.485, 0.456, 0.406)
+    assert SOURCES["cifar10"].moments.mean != IMAGENET[0]
 
 
 @pytest.mark.parametrize(

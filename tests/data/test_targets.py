@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.task import regression
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.selection import subset
@@ -25,6 +24,7 @@ Y = 5 * X[:, 0] + 700
 MARKS = (X > 0.3).astype(int)
 IMAGES = RNG.integers(0, 255, (60, 4, 3, 1)).astype(np.uint8)
 MASKS = (IMAGES[..., 0] > 99).astype(int)
+EMPTY_LAST = np.where(np.arange(60)[:, None, None] < 59, MASKS, 255)
 
 
 def test_quantiles_of_a_target_are_its_labels():
@@ -33,11 +33,10 @@ def test_quantiles_of_a_target_are_its_labels():
     order = np.argsort(Y)
     assert (np.diff(dataset.labels[order]) >= 0).all()
     centre, scale = Y.mean(dtype=np.float64), Y.std(dtype=np.float64)
-    same = regression((centre,), (scale,))
     standard = (Y - centre) / scale
     np.testing.assert_allclose(dataset.task.predictions(standard[:, None])[:, 0], Y, rtol=1e-5)
     assert dataset.targets.dtype == np.float32 and not dataset.targets.flags.writeable
-    assert same.name == dataset.task.name and dataset.num_outputs == 1
+    assert dataset.task.name == "regression" and dataset.num_outputs == 1
 
 
 def test_targets_of_training_samples_alone_set_the_units():
@@ -114,10 +113,7 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (
-            lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)),
-            "of them NaN, infinite",
-        ),
+        (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "NaN, infinite"),
         (lambda: regression_dataset("toy", X, 1e300 * Y), "or above 3.4"),
         (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; leave it out"),
         (lambda: regression_dataset("toy", X, Y[:50]), "50"),
@@ -131,21 +127,10 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS - 1), "run from -1 to 0 for 1 classes"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ("a",)), "from 0 to 1 for 1 classes"),
         (lambda: per_pixel_dataset("toy", IMAGES, 255 * MASKS), "one class beside pixels"),
-        (
-            lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()),
-            "one class beside pixels that are not labelled, 1",
-        ),
-        (
-            lambda: per_pixel_dataset(
-                "toy", IMAGES, np.concatenate([MASKS[:59], np.full((1, 4, 3), 255)])
-            ),
-            "1 images have no labelled pixel, first image 59",
-        ),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()), "not labelled, 1"),
+        (lambda: per_pixel_dataset("toy", IMAGES, EMPTY_LAST), "1 images have .* first image 59"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS[:, :3]), r"are \[3, 3\] pixels, and a"),
-        (
-            lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"),
-            "the masks of toy would not turn",
-        ),
+        (lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"), "would not turn"),
     ],
 )
 def test_wrong_targets_are_refused(make, words):
