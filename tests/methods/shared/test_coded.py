@@ -138,12 +138,6 @@ def test_bytes_are_those_of_the_coded_form_on_the_wire(transform, payload, metad
     jax.tree.map(np.testing.assert_array_equal, unpack(form.coded, arrays, "the uplink"), sent)
 
 
-@functools.cache
-def simulation(transform, attack=HONEST):
-    data, options = federation_data(FEDERATION), SimulationOptions(attack=attack)
-    return make_simulation(transform(walk()), FEDERATION, data, options)
-
-
 def same(method: Method) -> Method:
     return method
 
@@ -156,7 +150,8 @@ tenth = functools.partial(top_k, share=0.1)
 @functools.cache
 def rounds(transform, attack=HONEST, number: int = 2):
     """Returns the states before and after each round of all clients, and the last report."""
-    run = simulation(transform, attack)
+    data, options = federation_data(FEDERATION), SimulationOptions(attack=attack)
+    run = make_simulation(transform(walk()), FEDERATION, data, options)
     states, reports = [to_host(run.init())], []
     for _ in range(number):
         state, report = play(run, states[-1], range(NUM_CLIENTS))

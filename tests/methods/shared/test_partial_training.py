@@ -32,6 +32,7 @@ from tests import tiny
 from tests.federations import SlicedDense, federation_data, sliced_federation
 from tests.models.test_sliced import PARAMETERS
 from tests.reference import slicing as ref
+from tests.standard import played
 
 CLASSES, SHAPE, LR = 4, (2, 2, 1), 0.1
 SLICED = {"heterofl": "static", "feddropout": "random", "fedrolex": "rolling"}
@@ -109,11 +110,8 @@ def test_a_simulation_draws_the_same_on_both_sides():
     fed, training = sliced_federation(), LocalTraining(optax.sgd(0.0), batch_size=4, steps=1)
     data, options = federation_data(fed), SimulationOptions(lanes=1)
     sim = make_simulation(feddropout(training), fed, data, options)
-    state = sim.init()
-    first = jax.device_get(state.server)
-    for _ in range(2):
-        state, _ = sim.run_round(state)
-    chex.assert_trees_all_close(jax.device_get(state.server), first, rtol=1e-6)
+    states, _ = played(sim, 2)
+    chex.assert_trees_all_close(states[-1].server, states[0].server, rtol=1e-6)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Server optimisers: steps against NumPy, entries that nobody changed, the methods that take them."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,11 +120,8 @@ def test_sgd_of_rate_1_is_the_method_itself(name):
         for ids in ([0, 4, 5], [1, 6]):
             state, _ = play(simulation, to_host(state), ids)
         states.append(to_host(state))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        (states[0].server, states[0].clients),
-        (states[1].server.server, states[1].clients),
-    )
+    found = states[1].server.server, states[1].clients
+    chex.assert_trees_all_close(found, (states[0].server, states[0].clients), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
