@@ -14,7 +14,7 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.data_free.bases import Opinions, Server, Teachers
 from fedjax_ht.methods.data_free.dense import batch_norm_loss
 from fedjax_ht.methods.data_free.distil import Synthetic
-from fedjax_ht.methods.data_free.image_generator import Generated, draw, moving_average
+from fedjax_ht.methods.data_free.image_generator import draw, moving_average
 from fedjax_ht.methods.data_free.method import Uplink
 from fedjax_ht.methods.data_free.options import Distillation
 from tests import tiny
@@ -30,11 +30,21 @@ from tests.methods.data_free.by_hand import (
     by_hand,
     client_params,
 )
-from tests.methods.data_free.recipes import losses_of
+from tests.methods.data_free.recipes import (
+    IMAGES,
+    LABELS,
+    MERGED,
+    STUDENT,
+    TAU,
+    TEACHERS,
+    losses_of,
+    synthetic,
+)
 from tests.reference import dfrd as reference
+from tests.standard import served
 
 
-def received(kind: str, counted: bool = True) -> dict[str, Received]:
+def received(kind: str, counted: bool) -> dict[str, Received]:
     """Stacks the uploads that the server holds after a round without data."""
     clients = sorted(i for ids in MEMBERS.values() for i in ids)
     uplinks = {
@@ -56,12 +66,6 @@ def first_server(kind: str, method) -> Server:
     return server._replace(generator=louder, average=average if server.average else ())
 
 
-def serve(kind: str, method, server, round: int = 1):
-    ctx = Context(KEY, jnp.int32(round), None)
-    step = jax.jit(lambda server, got: method.server_update(FEDERATIONS[kind], server, got, ctx))
-    return step(server, received(kind, method.name != "dense"))
-
-
 OTHERS = (
     ("plain", "dfrd", 0),
     ("plain", "dense", 1),
@@ -79,7 +83,8 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
     factory, options, *_, alpha = CASES[case]
     method = factory(TRAINING, variant="released", **SMALL, **options)
     server = first_server(kind, method)
-    new, metrics = serve(kind, method, server, round)
+    got, ctx = received(kind, case != "dense"), Context(KEY, jnp.int32(round), None)
+    new, metrics = served(method, FEDERATIONS[kind], server, got, ctx)
     generator, model, generator_loss, student_loss = by_hand(kind, case, server, round)
     np.testing.assert_allclose(metrics["generator_loss"], generator_loss, rtol=1e-4)
     np.testing.assert_allclose(metrics["student_loss"], student_loss, rtol=1e-3)
@@ -105,39 +110,19 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
         assert min(jax.tree.leaves(moved)) > 0.02 * LR
 
 
-def random_batch() -> tuple:
-    """A batch of eight images of five classes, and what three teachers and a student say of it:
-    logits [3, 8, 5], weights [3, 8], logits [8, 5], labels [8]."""
-    rng = np.random.default_rng(3)
-    each = 3 * rng.normal(size=(3, 8, 5))
-    student = 3 * rng.normal(size=(8, 5))
-    labels = np.arange(8) % 5
-    tau = rng.dirichlet(np.ones(3), 8).T
-    made = Generated(
-        jnp.float32(rng.normal(size=(8, 4, 4, 1))),
-        jnp.float32(rng.normal(size=(8, 6))),
-        jnp.ones((8, 6)),
-    )
-    opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
-    batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(student), None)
-    return batch, each, tau, student, labels
-
-
 @pytest.mark.parametrize("name", ["dfrd", "fedftg"])
 def test_images_that_are_alike_cost_the_generator(name):
     """The term of diversity is added: at a negative weight a generator would make them alike."""
-    batch, *_ = random_batch()
 
-    def loss(b_div):
-        return losses_of(METHODS[name], variant="released", b_div=b_div)[1].generator(batch)
+    def cost(b_div, images):
+        losses = [losses_of(METHODS[name], "released", b_div=b)[1] for b in (b_div, 0.0)]
+        weighed, rest = (loss.generator(synthetic(images=images)) for loss in losses)
+        return weighed - rest
 
-    made = batch.generated
-    want = reference.diversity(np.asarray(made.images), np.asarray(made.merged), "squares")
+    want = reference.diversity(IMAGES, MERGED, "squares")
     assert 0.01 < want < 1
-    np.testing.assert_allclose(loss(3.0) - loss(0.0), 3 * want, rtol=1e-4)
-    alike = batch._replace(generated=made._replace(images=jnp.zeros_like(made.images)))
-    batch = alike
-    np.testing.assert_allclose(loss(1.0) - loss(0.0), 1.0, rtol=1e-4)
+    np.testing.assert_allclose(cost(3.0, IMAGES), 3 * want, rtol=1e-4)
+    np.testing.assert_allclose(cost(1.0, np.zeros_like(IMAGES)), 1.0, rtol=1e-4)
 
 
 WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
@@ -147,16 +132,16 @@ WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
 @pytest.mark.parametrize("name", WEIGHT_OF_KL)
 def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     """The student's loss, and the generator's without the rest of it."""
-    batch, each, tau, student, labels = random_batch()
-    at_four = {"variant": "released", "temperature": 4.0, "temperature_squared": squared}
+    each, student = 1.5 * TEACHERS, 1.5 * STUDENT  # apart enough at this temperature, too
+    batch, at_four = synthetic(each, student), {"temperature": 4.0, "temperature_squared": squared}
 
     def losses(**options):
-        return losses_of(METHODS[name], **at_four, **options)[1]
+        return losses_of(METHODS[name], "released", **at_four, **options)[1]
 
-    want = reference.student_loss(name, each, tau, student, 4.0, squared)
+    want = reference.student_loss(name, each, TAU, student, 4.0, squared)
     np.testing.assert_allclose(losses().student(batch), want, rtol=1e-5)
     whole, rest = (losses(**{WEIGHT_OF_KL[name]: w}).generator(batch) for w in (1.0, 0.0))
-    want = reference.adversarial_loss(name, each, tau, student, labels, 4.0, squared)
+    want = reference.adversarial_loss(name, each, TAU, student, LABELS, 4.0, squared)
     assert abs(want) > 0.05
     np.testing.assert_allclose(whole - rest, want, rtol=1e-4)
     assert Distillation().kl_scale == 1

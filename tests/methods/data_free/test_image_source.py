@@ -16,16 +16,10 @@ from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import federations, tiny
+from tests.methods.data_free.recipes import TINY
 from tests.reference import dfrd as reference
+from tests.standard import played
 
-TINY = {
-    "iterations": 2,
-    "generator_steps": 1,
-    "student_steps": 2,
-    "batch_size": 6,
-    "noise_dim": 4,
-    "student_lr": 0.5,
-}
 OPTIONS = SimulationOptions(lanes=1, devices=1, seed=3)
 
 
@@ -48,34 +42,25 @@ def test_real_images_are_training_images_of_their_class():
     np.testing.assert_allclose(share, 1 / 3, atol=0.15)
 
 
-def first_rounds(images: str, federation, rounds=2, **options):
-    method = method_factory("fedrolex+dfrd")(
-        federations.TRAINING, **TINY, **{"images": images} | options
-    )
-    sim = make_simulation(method, federation, federations.federation_data(federation), OPTIONS)
-    state, reports = sim.init(), []
-    for _ in range(rounds):
-        state, report = sim.run_round(state)
-        reports.append(report)
-    return method, federations.to_host(state), reports
-
-
 @pytest.mark.parametrize(
     "images",
     ["real", *(pytest.param(name, marks=pytest.mark.slow) for name in ("untrained", "noise"))],
 )
 def test_controls_teach_without_training_a_generator(images):
     federation = federations.sliced_federation()
-    method, state, reports = first_rounds(images, federation)
+    options = TINY | {"iterations": 2, "student_steps": 2, "student_lr": 0.5}
+    method = method_factory("fedrolex+dfrd")(federations.TRAINING, **options, images=images)
+    sim = make_simulation(method, federation, federations.federation_data(federation), OPTIONS)
+    states, reports = played(sim, 2)
+    first, last = states[0].server, states[-1].server
     assert all(report.server_metrics.keys() == {"student_loss"} for report in reports)
     assert reports[0].server_metrics["student_loss"] > 0
-    assert state.server.average == () and (state.server.generator == ()) == (images != "untrained")
-    assert (method.view.pictures is None) == (
-        images != "untrained"
-    ) and method.needs.clients_data == (images == "real")
-    if images == "untrained":
-        _, later, _ = first_rounds(images, federation, rounds=0)
-        assert federations.identical(state.server.generator, later.server.generator)
+    has_generator = images == "untrained"
+    assert last.average == () and (last.generator != ()) == has_generator
+    assert (method.view.pictures is not None) == has_generator
+    assert method.needs.clients_data == (images == "real")
+    if has_generator:
+        assert federations.identical(last.generator, first.generator)
         assert make_generator(federation, Distillation(noise_dim=4)).merge == "mul"
 
 

@@ -33,43 +33,36 @@ from tests.federations import (
     mixed_federation,
     normed_federation,
     sliced_federation,
-    to_host,
 )
+from tests.methods.data_free.recipes import TINY
+from tests.standard import played
 
-TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 6, "noise_dim": 4}
 
-
-def whole_federation():
-    """Every client has the whole network."""
+def federation_of(rate: float, shape=SHAPE):
+    """Every client has a slice of this width."""
 
     def network(rate):
         return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
 
-    return make_sliced_federation(network, [1.0] * 8, SHAPE, NUM_CLASSES)
+    return make_sliced_federation(network, [rate] * 8, shape, NUM_CLASSES)
 
 
 def states(method, federation, rounds=2):
     """After each round, on the host."""
     options = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)
     sim = make_simulation(method, federation, federation_data(federation), options)
-    state, passed = sim.init(), []
-    for _ in range(rounds):
-        state, _ = sim.run_round(state)
-        passed.append(to_host(state))
-    return passed
+    return played(sim, rounds)[0][1:]
 
 
-OTHERS = ("fedavg+dfrd", "heterofl+dfrd", "feddropout+dfrd", "fedrolex+dense", "fedrolex+fedftg")
+OF_DFRD = [f"{base}+dfrd" for base in ("fedrolex", "fedavg", "heterofl", "feddropout")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
-)
+@pytest.mark.parametrize("name", [*OF_DFRD, "fedrolex+dense", "fedrolex+fedftg"])
 def test_without_iterations_it_is_the_base(name):
     """Bit by bit: the same clients train on the same batches, and the same model comes of them."""
     base = name.partition("+")[0]
-    federation = whole_federation() if base == "fedavg" else sliced_federation()
+    federation = federation_of(1.0) if base == "fedavg" else sliced_federation()
     plain = states(METHODS[base](TRAINING), federation)
     tuned = states(
         method_factory(name)(TRAINING, **TINY | {"iterations": 0}, variant="released"), federation
@@ -156,19 +149,13 @@ def test_federations_that_it_cannot_run_on():
         dfrd(TRAINING).check(mixed_federation())
     line = r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"
     with pytest.raises(ValueError, match=line):
-
-        def network(rate):
-            return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
-
-        dfrd(TRAINING, base="fedavg").check(
-            make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES)
-        )
-    dfrd(TRAINING, base="fedavg").check(whole_federation())
+        dfrd(TRAINING, base="fedavg").check(federation_of(0.5))
+    dfrd(TRAINING, base="fedavg").check(federation_of(1.0))
     with pytest.raises(ValueError, match="compares moments of batch norms, and the models have"):
         dense(TRAINING, b_bn=1.0).check(sliced_federation())
     dense(TRAINING, b_bn=1.0).check(normed_federation())
     with pytest.raises(ValueError, match="images have 65 pixels a side"):
-        dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
+        dfrd(TRAINING).check(federation_of(1.0, (65, 65, 1)))
 
 
 @pytest.mark.parametrize("base", AVERAGING)

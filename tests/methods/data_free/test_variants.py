@@ -13,44 +13,42 @@ from fedjax_ht.core.round import Channel
 from fedjax_ht.core.wire import Metadata, chain
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.data_free.bases import Opinions, make_base
+from fedjax_ht.methods.data_free.bases import make_base
 from fedjax_ht.methods.data_free.dfrd import dfrd
-from fedjax_ht.methods.data_free.distil import Synthetic
-from fedjax_ht.methods.data_free.image_generator import Generated
+from fedjax_ht.methods.data_free.distil import Objective
 from fedjax_ht.methods.data_free.options import FORMS, Distillation
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.methods.shared.variants import settled
 from tests import tiny
 from tests.federations import TRAINING, sliced_federation, uniform_federation
-from tests.methods.data_free.recipes import losses_of
+from tests.methods.data_free.recipes import (
+    EMBEDDING,
+    IMAGES,
+    LABELS,
+    MERGED,
+    STUDENT,
+    TAU,
+    TEACHERS,
+    losses_of,
+    synthetic,
+)
 from tests.reference import dfrd as reference
 from tests.reference.gradients import numerical_gradient
 
-CLIENTS, B, C = 3, 8, 5
 CHANNEL = Channel(chain(()), chain(()))
-RNG = np.random.default_rng(3)
-LABELS = np.arange(B) % C
-TAU = RNG.dirichlet(np.ones(CLIENTS), B).T
-TEACHERS, STUDENT = 2 * RNG.normal(size=(CLIENTS, B, C)), 2 * RNG.normal(size=(B, C))
-# so that the ensemble is mostly right, where the student is not
-TEACHERS[:, np.arange(B), LABELS] += 2
-IMAGES = RNG.normal(size=(B, 4, 4, 1))
-MERGED = RNG.normal(size=(B, 6))
-EMBEDDING = 3 * np.ones((B, 6))
 
 
 def losses(name: str, variant: str, **options):
     return losses_of(METHODS[name], variant, **options)[1]
 
 
-def batch(teachers=TEACHERS, student=STUDENT, images=IMAGES, merged=MERGED) -> Synthetic:
-    made = Generated(
-        jnp.asarray(images, jnp.float32), jnp.asarray(merged, jnp.float32), jnp.float32(EMBEDDING)
-    )
-    opinions = Opinions(jnp.asarray(teachers, jnp.float32), jnp.float32(TAU), {})
-    return Synthetic(
-        made.merged, jnp.asarray(LABELS), made, opinions, jnp.asarray(student, jnp.float32), None
-    )
+def by_student(objective: Objective):
+    """The generator's loss, and its slope by the student's logits."""
+
+    def loss(student):
+        return objective.generator(synthetic(student=student))
+
+    return jax.value_and_grad(loss)(jnp.float32(STUDENT))
 
 
 def test_the_paper_is_the_default():
@@ -62,65 +60,48 @@ def test_dfrd_s_paper_losses_are_the_printed_equations():
     """Eqs. 2 to 5 and 7, in value and in the slope by teachers and student."""
     paper = losses("dfrd", "paper")
     chosen = reference.selected(np.einsum("nb,nbc->bc", TAU, TEACHERS), STUDENT, LABELS, "diamond")
-    assert 0 < len(chosen) < B
-    by_student = jax.value_and_grad(lambda student: paper.generator(batch(student=student)))(
-        jnp.float32(STUDENT)
-    )
+    assert 0 < len(chosen) < len(LABELS)
+    value, slope = by_student(paper)
 
     def slow(student):
         return reference.generator_loss(TEACHERS, TAU, student, LABELS, IMAGES, MERGED)
 
-    np.testing.assert_allclose(by_student[0], slow(STUDENT), rtol=1e-5)
-    np.testing.assert_allclose(
-        by_student[1], numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5
-    )
-    assert np.abs(by_student[1]).max() > 0.01
-    by_teachers = jax.grad(lambda teachers: paper.generator(batch(teachers)))(jnp.float32(TEACHERS))
+    np.testing.assert_allclose(value, slow(STUDENT), rtol=1e-5)
+    np.testing.assert_allclose(slope, numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5)
+    assert np.abs(slope).max() > 0.01
+    slope = jax.grad(lambda teachers: paper.generator(synthetic(teachers)))(jnp.float32(TEACHERS))
 
     def slow(teachers):
         return reference.generator_loss(teachers, TAU, STUDENT, LABELS, IMAGES, MERGED)
 
-    np.testing.assert_allclose(
-        by_teachers, numerical_gradient(slow, TEACHERS), rtol=1e-3, atol=2e-5
-    )
-    np.testing.assert_allclose(
-        paper.student(batch()), reference.global_loss(TEACHERS, TAU, STUDENT), rtol=1e-5
-    )
+    np.testing.assert_allclose(slope, numerical_gradient(slow, TEACHERS), rtol=1e-3, atol=2e-5)
+    want = reference.global_loss(TEACHERS, TAU, STUDENT)
+    np.testing.assert_allclose(paper.student(synthetic()), want, rtol=1e-5)
 
 
 def test_dfrd_s_released_losses_are_other_ones():
     """No slope by the student, temperature 10, and the embedding's term."""
     released = losses("dfrd", "released")
-    slope = jax.grad(lambda student: released.generator(batch(student=student)))(
-        jnp.float32(STUDENT)
-    )
+    value, slope = by_student(released)
     assert (slope == 0).all()
     u = np.einsum("nb,nbc->bc", TAU, TEACHERS)
     want = np.mean([reference.kl(t / 10, s / 10) for t, s in zip(u, STUDENT)])
-    np.testing.assert_allclose(released.student(batch()), want, rtol=1e-4)
-    without = losses("dfrd", "released", b_ey=0.0)
+    np.testing.assert_allclose(released.student(synthetic()), want, rtol=1e-4)
+    without = losses("dfrd", "released", b_ey=0.0).generator(synthetic())
     excess = reference.embedding_excess(EMBEDDING, 1.0)
-    np.testing.assert_allclose(
-        released.generator(batch()) - without.generator(batch()), 0.25 * excess, rtol=1e-4
-    )
+    np.testing.assert_allclose(value - without, 0.25 * excess, rtol=1e-4)
 
 
 def test_an_option_that_is_given_stays_in_either_form():
     """Also one that is given as the other variant has it."""
+    options = {"temperature": 4.0, "temperature_squared": True}
     for variant, other in (("paper", "released"), ("released", "paper")):
         for name, value in FORMS[other]._asdict().items():
-            assert settled(variant, {name: value if value is not None else "uniform"}, FORMS)[
-                name
-            ] in (value, "uniform")
-        mixed = losses(
-            "dfrd",
-            variant,
-            temperature=4.0,
-            temperature_squared=True,
-            distil_order="teacher_student",
-        )
+            given = "uniform" if value is None else value
+            assert settled(variant, {name: given}, FORMS)[name] == given
+        mixed = losses("dfrd", variant, **options, distil_order="teacher_student")
         want = reference.student_loss("dfrd", TEACHERS, TAU, STUDENT, 4.0, True)
-        np.testing.assert_allclose(mixed.student(batch()), want, rtol=1e-5)
+        np.testing.assert_allclose(mixed.student(synthetic()), want, rtol=1e-5)
 
 
 def test_an_embedding_term_is_a_choice_of_the_released_form_alone():
@@ -137,15 +118,12 @@ def test_an_embedding_term_is_a_choice_of_the_released_form_alone():
 
 def test_dense_s_paper_form_is_dense_s_own_adversarial_term():
     """nabla, over the batch, KL(ensemble || student) through both: what adversarial="own" is."""
-    value, slope = jax.value_and_grad(
-        lambda s: losses("dense", "paper").generator(batch(student=s))
-    )(STUDENT)
-    term = losses("dense", "released", adversarial="own").generator
-    other, other_slope = jax.value_and_grad(lambda s: term(batch(student=s)))(STUDENT)
+    value, slope = by_student(losses("dense", "paper"))
+    other, other_slope = by_student(losses("dense", "released", adversarial="own"))
     np.testing.assert_allclose(value, other, rtol=1e-6)
     np.testing.assert_allclose(slope, other_slope, rtol=1e-6, atol=1e-8)
     u = np.einsum("nb,nbc->bc", TAU, TEACHERS)
-    want = np.mean([-reference.log_softmax(u[b])[LABELS[b]] for b in range(B)])
+    want = np.mean([-reference.log_softmax(u[b])[LABELS[b]] for b in range(len(LABELS))])
     np.testing.assert_allclose(
         value, want + reference.l_tran(u, STUDENT, LABELS, "nabla"), rtol=1e-5
     )
@@ -156,7 +134,7 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
     alone = losses("fedftg", "paper", b_md=0.0)
 
     def apart(s):
-        return paper.generator(batch(student=s)) - alone.generator(batch(student=s))
+        return paper.generator(synthetic(student=s)) - alone.generator(synthetic(student=s))
 
     def slow(s):
         return -reference.weighted_kl(TEACHERS, np.broadcast_to(s, TEACHERS.shape), TAU)
@@ -164,7 +142,7 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
     value, slope = jax.value_and_grad(apart)(jnp.float32(STUDENT))
     np.testing.assert_allclose(value, slow(STUDENT), rtol=1e-4)
     np.testing.assert_allclose(slope, numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5)
-    np.testing.assert_allclose(paper.student(batch()), -slow(STUDENT), rtol=1e-5)
+    np.testing.assert_allclose(paper.student(synthetic()), -slow(STUDENT), rtol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -205,15 +183,7 @@ def test_eq_1_is_the_mean_by_data_size():
 def test_options_of_a_config_are_the_variant_s_until_they_are_set():
     options = method_config("fedrolex+dfrd").options
     assert options.variant == "paper"
-    for name in (
-        "temperature",
-        "counts",
-        "weighting",
-        "student_path",
-        "diversity",
-        "b_ey",
-        "distil_order",
-    ):
-        assert options[name] is None
+    for name in {*FORMS["paper"]._fields} - {"selection", "kl_reduce"}:  # of DENSE and FedFTG
+        assert options[name] is None, name
     options.counts, options.student_path, options.temperature = "full", False, 4
     assert (options.counts, options.student_path, options.temperature) == ("full", False, 4.0)
