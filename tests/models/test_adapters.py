@@ -16,7 +16,6 @@ from fedjax_ht.metrics.flops import program_flops, sample_flops
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import SplitModel, lora, mlp
 from fedjax_ht.models.adapters import merged_kernels, merged_params
-from fedjax_ht.models.layers import Norm
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.options import Privacy
@@ -25,11 +24,14 @@ from tests.federations import (
     MODULES,
     NUM_CLASSES,
     SHAPE,
+    TRAINING,
+    Normed,
     adapted_federation,
+    count_parameters,
     federation_data,
     identical,
-    to_host,
 )
+from tests.standard import played
 
 BATCH = 3
 BLOCKS = ViT(patch=2, layers=2, heads=1, width=4, mlp_width=4, feature_dim=4)  # scanned
@@ -44,18 +46,13 @@ class Attention(nn.Module):
         return nn.Dense(5)(x.mean(1))
 
 
-class Normed(nn.Module):
-    kind: str
-
-    @nn.compact
-    def __call__(self, x, train=False, mask=None):
-        return Norm(self.kind, name="norm")(nn.Dense(4)(x.reshape(len(x), -1)), train, mask)
+def federation_of(module: nn.Module, shape: tuple[int, ...] = SHAPE) -> fl.Federation:
+    return make_federation({"model": module}, shape, NUM_CLASSES, num_clients=1)
 
 
 def drawn(module: nn.Module, shape: tuple[int, ...]):
     """The bucket of a model, and parameters of its clients that are not zero anywhere."""
-    federation = make_federation({"model": module}, shape, NUM_CLASSES, num_clients=1)
-    bucket = with_frozen(federation.buckets[0])
+    bucket = with_frozen(federation_of(module, shape).buckets[0])
     params = fl.init_variables(bucket, jax.random.key(0))["params"]
     leaves, structure = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
@@ -117,16 +114,13 @@ def test_weights_are_frozen_under_the_adapters():
     for bucket in weighted.buckets:
         assert identical(bucket.weights["frozen"]["base"], trained["params"]["base"])
         assert identical(bucket.weights["params"], {"head": trained["params"]["head"]})
-    recipe = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
     results = []
     for each in (weighted, federation):
-        simulation = make_simulation(fl.local(recipe), each, federation_data(each))
-        state, report = simulation.run_round(simulation.init())
+        simulation = make_simulation(fl.local(TRAINING), each, federation_data(each))
+        states, reports = played(simulation, 2)
         # the kernels and biases of the wide model's two layers, for each client, once
-        assert report.frozen_bytes == 8 * 4 * (17 * 6 + 7 * 8)
-        kept = to_host(state)
-        assert simulation.run_round(state)[1].frozen_bytes == 0
-        results.append(kept.clients["mlp_r1"]["params"])
+        assert [report.frozen_bytes for report in reports] == [8 * 4 * (17 * 6 + 7 * 8), 0]
+        results.append(states[1].clients["mlp_r1"]["params"])
         assert set(results[-1]["base"]["fc1"]) == {"lora_a", "lora_b"}
     assert not identical(*results)
 
@@ -145,17 +139,10 @@ def step_flops(bucket) -> float:
 
 def test_costs_are_of_adapters():
     """Moments are of adapters and head, and no gradient of a kernel is taken."""
-    whole, narrow = mlp(NUM_CLASSES, (64, 64)), lora(mlp(NUM_CLASSES, (64, 64)), 1)
-    buckets, sizes, work = [], [], []
-    for module in (whole, narrow):
-        federation = make_federation({"model": module}, (8, 8, 1), NUM_CLASSES, num_clients=1)
-        buckets.append(federation.buckets[0])
-        recipe = fl.LocalTraining(optax.adam(0.1), batch_size=1)
-        sizes.append(training_memory(buckets[-1], recipe))
-        params = jax.eval_shape(
-            lambda key, bucket=buckets[-1]: fl.init_variables(bucket, key), jax.random.key(0)
-        )["params"]
-        work.append(sum(x.size for x in jax.tree.leaves(params)))
+    whole, recipe = mlp(NUM_CLASSES, (64, 64)), fl.LocalTraining(optax.adam(0.1), batch_size=1)
+    buckets = [federation_of(module, (8, 8, 1)).buckets[0] for module in (whole, lora(whole, 1))]
+    sizes = [training_memory(bucket, recipe) for bucket in buckets]
+    work = [sum(count_parameters(bucket).values()) for bucket in buckets]
     head = 65 * NUM_CLASSES
     assert work == [64 * 64 * 2 + 128 + head, 4 * 64 + head]
     # four copies of what is trained, one of what is frozen, and a few activations
@@ -173,8 +160,8 @@ def test_costs_are_of_adapters():
 def test_norms_of_a_frozen_extractor_keep_their_statistics():
     """Statistics are the client's, so that privacy of samples refuses either norm."""
     for kind in ("batch", "static_batch"):
-        module = lora(SplitModel(Normed(kind), nn.Dense(NUM_CLASSES), stateful=True), 2)
-        federation = make_federation({"model": module}, SHAPE, NUM_CLASSES, num_clients=1)
+        module = SplitModel(Normed(norm=kind), nn.Dense(NUM_CLASSES), stateful=True)
+        federation = federation_of(lora(module, 2))
         bucket = with_frozen(federation.buckets[0])
         client = fl.init_variables(bucket, jax.random.key(0))
         x = jnp.ones((BATCH, *SHAPE)) * jnp.arange(1.0, BATCH + 1)[:, None, None, None]
@@ -187,18 +174,14 @@ def test_norms_of_a_frozen_extractor_keep_their_statistics():
         else:
             moments = norm_moments(bucket, client["params"], x, jnp.ones(BATCH, bool))[1]
             assert len(jax.tree.leaves(moments)) == 1
-        method = private(
-            fl.fedit(fl.LocalTraining(optax.sgd(0.1), batch_size=4)), Privacy("sample")
-        )
+        method = private(fl.fedit(TRAINING), Privacy("sample"))
         with pytest.raises(ValueError, match="model normalises by batch"):
             method.check(federation)
 
 
 def test_refusals():
     with pytest.raises(ValueError, match=r"no dense layer matches lora's targets '\*query'; "):
-        make_federation(
-            {"model": lora(MODULES["wide"], 2, targets="*query")}, SHAPE, NUM_CLASSES, 1
-        )
+        federation_of(lora(MODULES["wide"], 2, targets="*query"))
     with pytest.raises(ValueError, match="rank is 0"):
         lora(MODULES["wide"], 0)
     with pytest.raises(ValueError, match="rank is 1000000000; it must be an integer from 1 to 99"):
@@ -206,5 +189,4 @@ def test_refusals():
     with pytest.raises(ValueError, match="a model without adapters"):
         lora(lora(MODULES["wide"], 2), 2)
     with pytest.raises(ValueError, match="exchanges low-rank adapters, and model 'model' has none"):
-        federation = make_federation({"model": MODULES["wide"]}, SHAPE, NUM_CLASSES, 1)
-        fl.fedit(fl.LocalTraining(optax.sgd(0.1))).check(federation)
+        fl.fedit(TRAINING).check(federation_of(MODULES["wide"]))

@@ -89,9 +89,7 @@ def test_norm_reaches_every_model_that_normalises():
 REFUSED = [
     ("htfe7", SIZE, {}, "unknown model group 'htfe7'; the groups are cnn4, cnn5"),
     ("htfe2", (15, 32, 3), {}, "'htfe2' needs images of at least 16x16 pixels, got (15, 32)"),
-    ("cnn5", (15, 32, 3), {}, "'cnn5' needs images of at least 16x16 pixels, got (15, 32)"),
     ("googlenet", (14, 32, 3), {}, "'googlenet' needs images of at least 15x15 pixels"),
-    ("htfe5", (6, 6, 3), {}, "'htfe5' needs images of at least 15x15 pixels"),
     ("htfe8", (15, 15, 3), {}, "'htfe8' needs images of at least 16x16 pixels"),
     ("conv4", (8, 8, 1), {}, "'conv4' needs images of at least 16x16 pixels"),
     ("conv4", SIZE, {"feature_dim": 64}, "feature_dim is 64, but the features of conv4 are its"),
@@ -108,7 +106,6 @@ REFUSED = [
     ("cnn4", (4,), {}, "needs images, float [H, W, 1 or 3]; a sample is (4,); take 'mlp2'"),
     ("cnn4", TOKENS, {}, "a sample is int32 (200,); take 'htfe_txt2' or another group for texts"),
     ("cnn5", [128, 9], {}, "a sample is (128, 9); take 'htfe_sen2' or 'mlp2'"),
-    ("conv4", (128, 9), {}, "a sample is (128, 9); take 'htfe_sen2' or 'mlp2'"),
     ("mlp2", TOKENS, {}, "'mlp2' needs one float array; a sample is int32 (200,); take"),
     ("htfe_txt4", SIZE, {}, "'htfe_txt4' needs tokens, int [L]; a sample is (32, 32, 3)"),
     ("lstm", (128, 9), {"vocabulary": 5}, "'lstm' needs tokens, int [L]; a sample is (128, 9)"),
@@ -144,10 +141,6 @@ def test_require_equal_heads():
         "{'bias': (3,), 'kernel': (4, 3)} and that of 'c' "
         "is {'bias': (3,), 'kernel': (6, 3)}; choose a group whose models share one head"
     )
-
-
-def test_heads_of_other_depth_are_not_equal():
-    shallow = mlp(3, (8, 4))
-    deep = shallow.clone(head=vit_head(3, 4))
+    deep = narrow.clone(head=vit_head(3, 4))
     with pytest.raises(ValueError, match=r"but that of 'a' is .* and that of 'b' is \{'fc1/bias'"):
-        require_equal_heads(make_federation({"a": shallow, "b": deep}, (2, 2, 1), 3, num_clients=2))
+        require_equal_heads(federation(a=narrow, b=deep))

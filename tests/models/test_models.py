@@ -179,18 +179,9 @@ def test_a_users_own_flax_module_with_batch_statistics(module):
     assert jax.tree.leaves(kept) == [2]
 
 
-class Headless(nn.Module):
-    def setup(self):
-        self.dense = nn.Dense(3)
-
+class Baseless(OwnModel):
     def features(self, x, train=False, mask=None):
         return x.reshape(len(x), -1)
-
-    def classify(self, features):
-        return self.dense(features)
-
-    def __call__(self, x):
-        return self.classify(self.features(x))
 
 
 class Unflattened(nn.Module):
@@ -212,11 +203,8 @@ def build(module=None, **changes):
     [
         (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one sample"),
         (lambda: build(SplitModel(Unflattened(), nn.Dense(3))), r"model 'm' returns features \(1"),
-        (lambda: build(Headless()), r"model 'm' has parameters \['dense'\]; expected 'base' and"),
-        (
-            lambda: build(SplitModel(LISTED, nn.Dense(3))),
-            r"model 'm' has no hash: give its modules",
-        ),
+        (lambda: build(Baseless()), r"model 'm' has parameters \['head'\]; expected 'base' and"),
+        (lambda: build(SplitModel(LISTED, nn.Dense(3))), r"model 'm' has no hash: give its mod"),
         (lambda: build(num_clients=None, assignment=["m", "n"]), r"assignment names 'n', but the"),
         (lambda: build(num_clients=None), r"give either num_clients or assignment"),
         (lambda: build(assignment=["m"]), r"give either num_clients or assignment"),

@@ -11,6 +11,7 @@ from fedjax_ht.models import SplitModel, model_group
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures, harcnn
 from tests.federations import count_parameters
+from tests.reference import conv as ref
 
 SEN8 = [f"harcnn{kind}_s{i}" for kind in ("", "1") for i in (1, 2, 3)]
 SEN8 += ["harcnn3_s1", "harcnn3_s2"]
@@ -47,13 +48,11 @@ def test_sizes_do_not_depend_on_the_windows(shape):
     assert sizes == [{"base": base, "head": 513 * 6} for base in bases]
 
 
-def _block(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
-    """[T, C] of one unit; kernel [1, k, C, O]."""
-    size = kernel.shape[1]
-    starts = range(0, len(x) - size + 1, stride)
-    out = np.array([np.einsum("kc,kco->o", x[t : t + size], kernel[0]) for t in starts]) + bias
-    out = np.maximum(out, 0)
-    return np.array([out[2 * t : 2 * t + 2].max(0) for t in range(len(out) // 2)])
+def _block(units: np.ndarray, layer: dict[str, np.ndarray], stride: int) -> np.ndarray:
+    """[units, T, C], each by itself; the kernel is [1, k, C, O]."""
+    out = ref.conv2d(units[:, None], layer["kernel"], stride)[:, 0] + layer["bias"]
+    pairs = out.shape[1] // 2
+    return np.maximum(out, 0)[:, : 2 * pairs].reshape(len(units), pairs, 2, -1).max(2)
 
 
 def _pooled(x: np.ndarray, width: int) -> np.ndarray:
@@ -69,16 +68,13 @@ def test_forward_pass_of_each_unit_by_itself(shape, stride, feature_dim):
     bucket = make_federation({"m": module}, shape, 2, num_clients=1).buckets[0]
     params = jax.jit(lambda key: init_variables(bucket, key))(jax.random.key(0))["params"]
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
-    want = []
+    base, want = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["base"]), []
     for sample in x.astype(np.float64):
         units = sample.reshape(shape[0], -1, shape[-1]).swapaxes(0, 1)
         for name in ("conv1_0", "conv2_0"):
-            layer = {
-                key: np.asarray(value, np.float64) for key, value in params["base"][name].items()
-            }
-            units = [_block(unit, layer["kernel"], layer["bias"], stride) for unit in units]
+            units = _block(units, base[name], stride)
         # channels, units, time
-        want.append(_pooled(np.stack(units).transpose(2, 0, 1).ravel(), feature_dim))
+        want.append(_pooled(units.transpose(2, 0, 1).ravel(), feature_dim))
     got, _ = jax.jit(lambda p, x: features(bucket, p, {}, x, jnp.ones(2, bool), train=True))(
         params, x
     )

@@ -1,5 +1,6 @@
 """Blocks under a scan compute the same as unrolled ones, and their variables convert both ways."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,10 +44,7 @@ def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statis
 
     variables = randomised(SCANNED)
     scanned, unrolled = run(SCANNED, variables), run(UNROLLED, unstack_blocks(variables))
-    assert jax.tree.structure(scanned) == jax.tree.structure(unrolled)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), scanned, unrolled
-    )
+    chex.assert_trees_all_close(scanned, unrolled, rtol=1e-4, atol=1e-4)
 
 
 def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
@@ -58,11 +56,7 @@ def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
         monkeypatch.setattr(stacking, "ON_GPUS", at_once)
         run = jax.jit(Chain().init_with_output)
         assert str(run.trace(jax.random.key(0), x).jaxpr).count(f"unroll={at_once}")
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
-            run(jax.random.key(0), x),
-            one_by_one,
-        )
+        chex.assert_trees_all_close(run(jax.random.key(0), x), one_by_one, rtol=1e-5)
 
 
 def test_variables_convert_both_ways():

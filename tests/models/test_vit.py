@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from scipy.special import erf
 
 from fedjax_ht.models.stacking import unstack_blocks
@@ -95,18 +96,13 @@ def test_layers_begin_as_torchvisions_do_and_apart():
     np.testing.assert_allclose(params["conv_proj"]["kernel"].std(), (4 * 4 * 3) ** -0.5, rtol=0.05)
     np.testing.assert_allclose(params["pos_embedding"].std(), 0.02, rtol=0.05)
     np.testing.assert_array_equal(params["class_token"], 0)
-    layer = params["layers_1"]
-    bounds = {  # xavier uniform, torch's linear layer, xavier uniform twice
-        ("self_attention", "in_proj"): (6 / (64 + 192)) ** 0.5,
-        ("self_attention", "out_proj"): 64**-0.5,
-        ("mlp_0",): (6 / (64 + 192)) ** 0.5,
-        ("mlp_3",): (6 / (64 + 192)) ** 0.5,
-    }
+    first, second = (flatten_dict(params[f"layers_{i}"], sep="/") for i in (0, 1))
+    xavier = (6 / (64 + 192)) ** 0.5
+    bounds = dict.fromkeys(("self_attention/in_proj", "mlp_0", "mlp_3"), xavier)
+    bounds["self_attention/out_proj"] = 64**-0.5  # as torch's linear layer
     for path, bound in bounds.items():
-        part = layer
-        for name in path:
-            part = part[name]
-        assert np.abs(part["kernel"]).max() <= bound
-        np.testing.assert_allclose(part["kernel"].std(), bound / 3**0.5, rtol=0.05)
-        assert np.abs(part["bias"]).max() < 1e-5
-    assert not np.allclose(layer["mlp_0"]["kernel"], params["layers_0"]["mlp_0"]["kernel"])
+        kernel = second[f"{path}/kernel"]
+        assert np.abs(kernel).max() <= bound
+        np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.05)
+        assert np.abs(second[f"{path}/bias"]).max() < 1e-5
+    assert not np.allclose(first["mlp_0/kernel"], second["mlp_0/kernel"])
