@@ -1,7 +1,6 @@
 """The convolutional extractors: sizes, names, masks and dropout, blocks against NumPy."""
 
 import functools
-import itertools
 import math
 
 import flax.linen as nn
@@ -67,21 +66,20 @@ def randomised(module: nn.Module, x, seed: int = 0):
 
 
 @pytest.mark.parametrize("name", BASE_PARAMETERS)
-def test_parameters_of_every_architecture(name):
-    _, variables = shapes(build(name).base)
+def test_parameters_and_features_of_every_architecture(name):
+    features, variables = shapes(build(name).base)
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])]
     assert sum(sizes) == BASE_PARAMETERS[name]
+    assert (features.shape, features.dtype) == ((1, 512), jnp.float32)
 
 
 @pytest.mark.parametrize(
     "name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2", "efficientnet_lite0"]
 )
 @pytest.mark.parametrize(
-    "input_shape",
-    [(28, 28, 1), (32, 32, 3), pytest.param((64, 64, 3), marks=pytest.mark.slow)],
-    ids=str,
+    "input_shape", [(28, 28, 1), pytest.param((64, 64, 3), marks=pytest.mark.slow)], ids=str
 )
-def test_features_for_every_size_of_image(name, input_shape):
+def test_features_for_other_sizes_of_image(name, input_shape):
     features, _ = shapes(build(name).base, input_shape)
     assert (features.shape, features.dtype) == ((1, 512), jnp.float32)
 
@@ -225,15 +223,8 @@ def test_initial_weights():
             np.testing.assert_array_equal(leaf, 1.0 if name.endswith("scale") else 0.0)
 
 
-def conv(x, kernel, stride=1):
-    pad = kernel.shape[0] // 2
-    y = ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)
-    return y[:, ::stride, ::stride]
-
-
-def depthwise(x, kernel, stride):
-    channels = [conv(x[..., c : c + 1], kernel[..., c : c + 1], stride) for c in range(x.shape[-1])]
-    return np.concatenate(channels, axis=-1)
+def conv(x, kernel, stride=1, groups=1):
+    return ref.conv2d(x, kernel, stride, kernel.shape[0] // 2, groups)
 
 
 def running_norm(x, variables, name, epsilon=1e-5):
@@ -276,7 +267,7 @@ def bottleneck(x, v, stride):
 def inverted_residual(x, v, stride):
     k = kernels_of(v)
     y = relu6(running_norm(conv(x, k["conv_0_0"]), v, "conv_0_1"))
-    y = relu6(running_norm(depthwise(y, k["conv_1_0"], stride), v, "conv_1_1"))
+    y = relu6(running_norm(conv(y, k["conv_1_0"], stride, y.shape[-1]), v, "conv_1_1"))
     y = running_norm(conv(y, k["conv_2"]), v, "conv_3")
     return y + x if stride == 1 else y
 
@@ -345,18 +336,15 @@ def test_efficientnet_pads_one_pixel_more_behind():
 
 
 def test_a_mobile_block():
-    """Depthwise convolution of one channel as a sum of products, without expansion."""
+    """Without expansion."""
     block = MobileBlock(features=2, stride=2, expansion=1, size=5, norm="none")
     x = np.random.default_rng(0).normal(size=(1, 6, 6, 2)).astype(np.float32)
     variables = randomised(block, x)
     found = block.apply(variables, x, False, None)
-    kernel = variables["params"]["depthwise_conv"]["kernel"]
-    rows = np.zeros((1, 3, 3, 2))
+    kernels = kernels_of(variables)
     wide = np.pad(x, ((0, 0), (1, 2), (1, 2), (0, 0)))
-    for i, j in itertools.product(range(3), range(3)):
-        window = wide[:, 2 * i : 2 * i + 5, 2 * j : 2 * j + 5]
-        rows[:, i, j] = np.einsum("bhwc,hwc->bc", window, kernel[:, :, 0])
-    expected = np.clip(rows, 0, 6) @ variables["params"]["project_conv"]["kernel"][0, 0]
+    rows = relu6(ref.conv2d(wide, kernels["depthwise_conv"], stride=2, groups=2))
+    expected = rows @ kernels["project_conv"][0, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
