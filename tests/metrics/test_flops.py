@@ -18,15 +18,8 @@ from fedjax_ht.metrics.flops import bucket_flops, program_flops
 from fedjax_ht.models import model_group
 from fedjax_ht.ops import patches
 from fedjax_ht.ops.conv import conv2d
-from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import (
-    FEATURE_DIM,
-    NUM_CLASSES,
-    SHAPE,
-    TRAINING,
-    federation_data,
-    mixed_federation,
-)
+from tests.federations import FEATURE_DIM, NUM_CLASSES, SHAPE, federation_data, mixed_federation
+from tests.standard import simulation_of
 
 SQUARE = jnp.ones((4, 4))
 PRODUCT = 2 * 4**3
@@ -85,9 +78,8 @@ def test_scans_branches_and_calls():
     ],
 )
 def test_a_loop_of_unknown_length_counts_once(body):
-    assert (
-        counted(lambda n: lax.while_loop(lambda c: c[0] < c[1], body, (0, n, SQUARE)), 9) == PRODUCT
-    )
+    found = counted(lambda n: lax.while_loop(lambda c: c[0] < c[1], body, (0, n, SQUARE)), 9)
+    assert found == PRODUCT
     unknown = jax.make_jaxpr(lambda n: repeat(0, n))(jnp.int32(9))
     assert program_flops(unknown) == PRODUCT
 
@@ -147,9 +139,8 @@ def test_a_step_costs_what_xla_says(name, group):
         return method.client_update(bucket, client, downlink, data, ctx)
 
     def start(key):
-        return method.init_client(bucket, Context(key, jnp.int32(0), None)), method.init_server(
-            federation, key
-        )
+        client = method.init_client(bucket, Context(key, jnp.int32(0), None))
+        return client, method.init_server(federation, key)
 
     client, server = jax.eval_shape(start, jax.random.key(0))
     arguments = (client, server, Split(jnp.arange(samples), jnp.int32(samples)), jax.random.key(0))
@@ -159,10 +150,8 @@ def test_a_step_costs_what_xla_says(name, group):
 
 def test_clients_of_a_federation():
     """ "narrow" by hand: batches of four, one step below a batch, none without samples."""
+    flops = simulation_of("local").client_flops()
     federation = mixed_federation()
-    flops = make_simulation(
-        METHODS["local"](TRAINING), federation, federation_data(federation)
-    ).client_flops()
     # of 11, 9, 3, 0 and 16 samples
     narrow = np.array([2, 2, 3 / 4, 0, np.nan, 4, np.nan, np.nan]) * STEP
     members = list(federation.members(federation.buckets[0]))
@@ -170,15 +159,18 @@ def test_clients_of_a_federation():
     assert (flops[[4, 6]] == 2 / 1 * flops[7]).all()
 
 
-def test_epochs_steps_and_the_collection_of_prototypes():
+def test_epochs_steps_batches_and_the_collection_of_prototypes():
     federation = mixed_federation()
     bucket, data = federation.buckets[0], federation_data(federation).buckets["narrow"]
 
-    def flops(name, **recipe):
-        method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=4, **recipe))
+    def flops(name, batch_size=4, **recipe):
+        method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=batch_size, **recipe))
         return bucket_flops(method, federation, bucket, data)
 
     of_sample = STEP / 4
+    # A batch larger than a client costs the client's samples.
+    large = flops("local", batch_size=4096)
+    np.testing.assert_allclose(large / of_sample, [11, 9, 3, 0, 16], rtol=1e-12)
     np.testing.assert_allclose(
         flops("local", epochs=3, drop_remainder=False) / of_sample, [33, 27, 9, 0, 48], rtol=1e-12
     )
@@ -190,11 +182,3 @@ def test_epochs_steps_and_the_collection_of_prototypes():
     means = 5 * 2 * (2 * 4 * NUM_CLASSES * FEATURE_DIM)
     whole = collection + means
     np.testing.assert_allclose(extra, [whole, whole, collection + 3 / 4 * means, 0, whole])
-
-
-def test_a_batch_larger_than_a_client_costs_its_samples():
-    federation = mixed_federation()
-    bucket, data = federation.buckets[0], federation_data(federation).buckets["narrow"]
-    method = METHODS["local"](LocalTraining(optax.sgd(0.1), batch_size=4096))
-    flops = bucket_flops(method, federation, bucket, data)
-    np.testing.assert_allclose(flops / (STEP / 4), [11, 9, 3, 0, 16], rtol=1e-12)

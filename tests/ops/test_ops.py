@@ -54,9 +54,7 @@ def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ce
 
 
 @pytest.mark.parametrize(
-    ("length", "width"),
-    [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8), (960, 512), (1280, 512)],
-    ids=str,
+    ("length", "width"), [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8)], ids=str
 )
 def test_adaptive_pool_averages_torchs_windows(length, width):
     x = normal(2, length)
@@ -118,9 +116,8 @@ def test_gradients_equal_the_references(mask, mean):
         )
 
 
-@pytest.mark.parametrize("mean", [0, 1000])
-def test_the_variance_does_not_cancel_where_the_mean_is_large(mean):
-    x = np.float32(RNG.normal(mean, 2, SHAPE))
+def test_the_variance_does_not_cancel_where_the_mean_is_large():
+    x = np.float32(RNG.normal(1000, 2, SHAPE))
     _, computed, var = jax.jit(lambda x: normalised(x, SCALE, BIAS, MASKS["some"]))(x)
     real = np.float64(x[MASKS["some"]])
     np.testing.assert_allclose(computed, real.mean((0, 1, 2)), rtol=1e-6, atol=1e-6)
@@ -154,14 +151,10 @@ def rounded(x):
     return kept.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def value_and_gradients(precision):
-    with jax.default_matmul_precision(precision):
-        out, pull = jax.vjp(jax.jit(product), A, B)
-        return (out, *pull(UPSTREAMS))
-
-
 def test_factors_are_rounded_and_sums_are_not():
-    results = value_and_gradients("bfloat16")
+    with jax.default_matmul_precision("bfloat16"):
+        out, pull = jax.vjp(jax.jit(product), A, B)
+        results = (out, *pull(UPSTREAMS))
     a, b, upstream = map(rounded, (A, B, UPSTREAMS))
     for got, want in zip(results, (a @ b, upstream @ b.T, a.T @ upstream)):
         assert got.dtype == jnp.float32
@@ -179,19 +172,12 @@ def test_leading_axes_stay():
             np.testing.assert_array_equal(got.reshape(want.shape), want)
 
 
-def test_nothing_is_rounded_in_float32():
-    for got, want in zip(value_and_gradients("float32"), (A @ B, UPSTREAMS @ B.T, A.T @ UPSTREAMS)):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-NARROW = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((24, 40), (40, 5), (24, 5)))
-
-
-def test_the_gradient_of_a_narrow_matrix_is_a_product_too():
-    a, b, upstream = NARROW
-    out, pull = jax.vjp(jax.jit(product), a, b)
-    for got, want in zip((out, *pull(upstream)), (a @ b, upstream @ b.T, a.T @ upstream)):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("rows, atol", [(7, 1e-6), (24, 1e-5)])  # many are turned, see below
+def test_nothing_is_rounded_in_float32(rows, atol):
+    a, upstream = normal(rows, 40), normal(rows, 5, seed=1)
+    out, pull = jax.vjp(jax.jit(product), a, B)
+    for got, want in zip((out, *pull(upstream)), (a @ B, upstream @ B.T, a.T @ upstream)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +194,8 @@ def test_on_cpu_the_gradient_of_a_narrow_matrix_has_its_long_side_last(
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: device)
     gradient = jax.grad(lambda b, a: jnp.sum(product(a, b) ** 2))
-    text = str(
-        jax.make_jaxpr(gradient)(
-            np.zeros((ins, outs), np.float32), np.zeros((rows, ins), np.float32)
-        )
-    )
-    assert ("optimization_barrier" in text) == turned
+    program = jax.make_jaxpr(gradient)(normal(ins, outs), normal(rows, ins))
+    assert ("optimization_barrier" in str(program)) == turned
 
 
 def test_layers_follow_the_precision():
@@ -227,8 +209,5 @@ def test_layers_follow_the_precision():
                 outputs[precision] = np.asarray(
                     jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x)
                 )
-        error = (
-            np.abs(outputs["bfloat16"] - outputs["float32"]).max()
-            / np.abs(outputs["float32"]).max()
-        )
-        assert 1e-4 < error < 2e-2
+        error = np.abs(outputs["bfloat16"] - outputs["float32"]).max()
+        assert 1e-4 < error / np.abs(outputs["float32"]).max() < 2e-2
