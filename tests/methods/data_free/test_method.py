@@ -60,7 +60,8 @@ OF_DFRD = [f"{base}+dfrd" for base in ("fedrolex", "fedavg", "heterofl", "feddro
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*OF_DFRD, "fedrolex+dense", "fedrolex+fedftg"])
 def test_without_iterations_it_is_the_base(name):
-    """Bit by bit: the same clients train on the same batches, and the same model comes of them."""
+    """Bit by bit: the same clients train on the same batches, and the server's mean is the same.
+    Clients of the bases keep no state between rounds."""
     base = name.partition("+")[0]
     federation = federation_of(1.0) if base == "fedavg" else sliced_federation()
     plain = states(METHODS[base](TRAINING), federation)
@@ -69,8 +70,6 @@ def test_without_iterations_it_is_the_base(name):
     )
     for a, b in zip(plain, tuned):
         assert identical(a.server, b.server.model)
-        for name, clients in a.clients.items():
-            assert identical(clients, b.clients[name].model)
         first = jax.tree.map(np.asarray, b.server.generator)
         # which nobody has trained
         assert b.server.average == () or identical(b.server.average, first)
