@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable)
 T = TypeVar("T")
 
 SHOWN = 100  # characters of a value in a message
-NAMES = {bool: "True or False", str: "text", None: "None", types.NoneType: "None"}
+NAMES = {bool: "True or False", str: "a string", None: "None", types.NoneType: "None"}
 
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32

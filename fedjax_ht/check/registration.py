@@ -66,14 +66,14 @@ def check_registration(
     """
     if not isinstance(name, str) or not re.fullmatch(r"[^\W\d]\w*", name):
         raise ValueError(
-            f"{kind} name is {name!r}; it must be text of letters, digits and underscores"
+            f"{kind} name is {name!r}; it must be a string of letters, digits and underscores"
         )
     if name in library:
         raise ValueError(f"{kind} {name!r} is the library's own; register yours under another name")
     _check_signature(f"{kind} {name!r}", function, takes)
     if name in registered and _origin(registered[name]) != _origin(function):
         raise ValueError(
-            f"{kind} {name!r} is registered already, by {_origin(registered[name])}; register "
+            f"{kind} {name!r} is already registered by {_origin(registered[name])}; register "
             f"{_origin(function)} under another name"
         )
 
@@ -83,8 +83,8 @@ def _check_signature(owner: str, function: Callable[..., Any], takes: tuple[str,
     form = f"({', '.join(takes)}, *, options with defaults)"
     if not callable(function):
         raise ValueError(
-            f"{owner} is {kind_of_value(function)}; register the function {form} itself, not what "
-            "it returns"
+            f"{owner} is {kind_of_value(function)}; register the function {form} itself, not its "
+            "result"
         )
     signature = inspect.signature(function)
     try:

@@ -84,8 +84,8 @@ def compiler_options(platform: str, quick: bool = False) -> dict[str, Any] | Non
 def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
     _LOGGER.warning(
-        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their "
-        f"options were tried with jax {tried}; install one of these"
+        f"rounds on this GPU run without CUDA graphs and thus slower: jax is {version}, tested "
+        f"versions are {tried}; install one of these"
     )
 
 

@@ -30,8 +30,8 @@ CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "
 def lacks_public_set(method: Method) -> str:
     """Returns a one-line message that a method needs a public set, and how to provide one."""
     return (
-        f"{method.name} needs a public set, which server and clients have: set dataset.public to "
-        "hold_out:0.1, a share of the samples, or to the name of a data set; from Python give "
+        f"{method.name} needs a public set, shared by server and clients: set dataset.public to "
+        "hold_out:0.1, a share of the samples, or to the name of a data set; in Python, pass "
         "fl.Dataset(public=indices)"
     )
 
@@ -49,8 +49,8 @@ def require_public_set(method: Method, federation: Federation) -> None:
         raise ValueError(lacks_public_set(method))
     if needed > federation.public.samples:
         raise ValueError(
-            f"{method.name} uses {needed} public samples a round, and the public "
-            f"set has {federation.public.samples}; set public_per_round to at most that, or "
+            f"{method.name} uses {needed} public samples a round, but the public "
+            f"set has {federation.public.samples}; lower public_per_round to that, or "
             "enlarge dataset.public"
         )
 
@@ -89,14 +89,12 @@ def require_task(method: Method, federation: Federation) -> None:
     task = federation.task
     if task is not CLASSIFICATION and method.needs.classes:
         raise ValueError(
-            f"{method.name} compares samples by their classes, and the task is {task.name}; choose "
+            f"{method.name} compares samples by class, but the task is {task.name}; choose "
             "a method that does not, such as local, lg_fedavg, fedper or fedral"
         )
     recipes = [method.training, *dict(method.recipes).values()]
     if len(task.target[0]) > 1 and any(recipe.augmentation for recipe in recipes):
-        raise ValueError(
-            "augmentation moves the pixels of images, and not their targets; leave it out"
-        )
+        raise ValueError("augmentation moves the pixels of images but not their targets; remove it")
 
 
 def require_server_statistics(method: Method, federation: Federation) -> None:
@@ -112,7 +110,7 @@ def require_server_statistics(method: Method, federation: Federation) -> None:
     if bucket is not None and keeps_statistics(bucket):
         raise ValueError(
             f"norm is 'batch', but {method.name} keeps no running statistics of the server's "
-            "model; take static_batch or another"
+            "model; use static_batch or another norm"
         )
 
 
@@ -146,13 +144,13 @@ def _checked(method: Method, name: str) -> Callable:
             place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
             error.add_note(
                 f"while tracing {name} of {method.name!r}{place}; "
-                "simulation.find_fault(state, jit=False) runs it on numbers"
+                "simulation.find_fault(state, jit=False) runs it on concrete values"
             )
             raise
         kept = jax.tree.leaves(arguments)
         if len(kept) != len(given) or not all(map(operator.is_, kept, given)):
             raise ValueError(
-                f"{name} of {method.name!r} writes into a tree that it is given; make a new one, "
+                f"{name} of {method.name!r} modifies its arguments in place; return a new tree, "
                 "such as client | {...} instead of client |= {...}"
             )
         return out if check is None else check(method, arguments, out)
@@ -193,7 +191,7 @@ def _check_predict(method: Method, arguments: tuple, scores: Any) -> Any:
     if missing := [rule for rule in method.rules if rule not in scores]:
         raise ValueError(
             f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns "
-            f"{', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
+            f"{', '.join(scores) or 'none'}, but Method.rules lists {', '.join(method.rules)}"
         )
     for rule, values in scores.items():
         with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):
@@ -253,8 +251,8 @@ def _require_state(method: Method, name: str, side: str, before: PyTree, after: 
       before, after: the state passed to the function, and the state that it returned.
     """
     forms = jax.eval_shape(lambda *trees: trees, before, after)
-    state = f"the {side}'s state that {name} of {method.name!r} returns"
-    with one_line(f"{state} must have the form of the one it was given"):
+    state = f"the {side}'s state returned by {name} of {method.name!r}"
+    with one_line(f"{state} must have the same form as its input"):
         chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
 
 
@@ -276,7 +274,7 @@ def _require_floats(method: Method, uplink: PyTree) -> None:
         kind = getattr(getattr(leaf, "values", leaf), "dtype", type(leaf).__name__)
         raise ValueError(
             f"client_update of {method.name!r} sends {kind} outside Metadata, which attacks, "
-            "defences and outlier reports could not read; return floats and declare "
+            "defences and outlier reports cannot read; return floats and declare "
             "Wire(code=fl.Code(...)), or put counts and indices into fl.Metadata"
         )
 

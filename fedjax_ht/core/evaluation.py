@@ -80,8 +80,8 @@ class Scoring:
         check_fields(self, "scoring.")
         if self.adapt_epochs and self.state == "trained":
             raise ValueError(
-                f"scoring.adapt_epochs is {self.adapt_epochs}, and scoring.state 'trained', which "
-                "is scored as it is; take 'received' or 'both'"
+                f"scoring.adapt_epochs is {self.adapt_epochs}, but scoring.state 'trained' is "
+                "scored without adaptation; use 'received' or 'both'"
             )
 
 
@@ -165,8 +165,8 @@ def adapted(
     trained, _, _ = method.client_update(bucket, client, downlink, own, ctx)
     if not calls:
         raise ValueError(
-            f"scoring.adapt_epochs is set, and clients of {method.name} do not train by fl.train, "
-            "or with noise in their gradients; leave it out"
+            f"scoring.adapt_epochs is set, but clients of {method.name} do not train with "
+            "fl.train, or add noise to gradients; remove it"
         )
     return select((epochs > 0) & (data.splits["train"].count > 0), trained, client)
 

@@ -100,8 +100,8 @@ class Federation:
         dims = {b.name: b.feature_dim for b in self.buckets}
         if len(set(dims.values())) != 1:
             raise ValueError(
-                f"all models must have one feature width, got {dims}; set one feature_dim for the "
-                "group"
+                f"all models must have the same feature width, got {dims}; set one feature_dim for "
+                "the group"
             )
         return self.buckets[0].feature_dim
 
@@ -147,7 +147,7 @@ def make_federation(
       [('narrow', (0, 2, 4)), ('wide', (1, 3))]
     """
     if (num_clients is None) == (assignment is None):
-        raise ValueError("give either num_clients or assignment, not both or neither")
+        raise ValueError("give exactly one of num_clients and assignment")
     names = list(modules)
     count = (num_clients or 0) if assignment is None else len(assignment)
     if not names or count < 1:
@@ -257,8 +257,8 @@ def with_new_clients(federation: Federation, share: float) -> Federation:
     for bucket, size, count in zip(federation.buckets, sizes, new):
         if count == size:
             raise ValueError(
-                f"new_share is {share}, by which all clients of {bucket.name!r} ({size}) are new "
-                "and nobody trains it; take a smaller share, or more clients"
+                f"new_share is {share}, so all clients of {bucket.name!r} ({size}) are new "
+                "and none trains it; use a smaller share or more clients"
             )
     return dataclasses.replace(federation, new=tuple(new))
 
@@ -289,9 +289,8 @@ def require_equal_heads(federation: Federation) -> None:
         expected, shapes = _head_shapes(first), _head_shapes(bucket)
         if shapes != expected:
             raise ValueError(
-                f"the heads of all models must be equal, but that of {first.name!r} is {expected} "
-                f"and that of {bucket.name!r} is {shapes}; choose a group whose models share one "
-                "head"
+                f"all models must have the same head, but that of {first.name!r} is {expected} "
+                f"and that of {bucket.name!r} is {shapes}; choose a group with equal heads"
             )
 
 

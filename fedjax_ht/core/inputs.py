@@ -153,8 +153,8 @@ def plain(shape: InputShape) -> InputShape:
     leaves = jax.tree.leaves(shape, is_leaf=_is_shape)
     if not leaves or not all(map(_is_shape, leaves)):
         raise ValueError(
-            f"input_shape is {kind_of_value(shape)}; it must be the shape of one sample, which "
-            "dataset.input_shape is, such as (28, 28, 1)"
+            f"input_shape is {kind_of_value(shape)}; it must be the shape of one sample, such as "
+            "dataset.input_shape or (28, 28, 1)"
         )
     return shape
 
@@ -216,7 +216,7 @@ def pixels_of(preprocess: Preprocess, subject: str) -> Pixels:
     rule = getattr(preprocess, "rule", preprocess)
     if not isinstance(rule, Pixels):
         raise ValueError(
-            f"{subject} needs to know what a pixel is: give the dataset "
+            f"{subject} needs the normalisation of pixels: give the dataset "
             "preprocess=fl.Pixels(mean, std)"
         )
     return rule

@@ -52,8 +52,8 @@ def check_generator(noted: Mapping[str, Any], place: str) -> None:
             before = noted[name]
             variable = int(before) if isinstance(before, bool) else before
             raise OtherGenerator(
-                f"{place} holds a run whose random numbers are drawn with {name} {before!r}, and "
-                f"this process has {value!r}: clients would draw others from here on; set "
+                f"{place} holds a run that draws random numbers with {name} {before!r}, but "
+                f"this process has {value!r}: clients would draw different ones; set "
                 f"{name.upper()}={variable}, or choose another --workdir"
             )
 

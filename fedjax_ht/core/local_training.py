@@ -89,8 +89,8 @@ class LocalTraining:
         except TypeError as error:
             if "required keyword-only argument" in str(error):
                 raise ValueError(
-                    f"optimizer needs {str(error).rpartition(': ')[2]} in each step, and clients "
-                    "give gradients alone; choose another, such as optax.adam(1e-3)"
+                    f"optimizer needs {str(error).rpartition(': ')[2]} in each step, but clients "
+                    "only provide gradients; choose another, such as optax.adam(1e-3)"
                 ) from None
         except Exception:  # an optimiser may need parameters of another form, such as named parts
             return

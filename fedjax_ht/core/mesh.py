@@ -37,9 +37,7 @@ def client_mesh(devices: int | None = None) -> Mesh:
     for device in chosen:
         per_process[device.process_index] += 1
     if (per_process != per_process[0]).any():
-        raise ValueError(
-            f"devices is {devices}; every process must give as many of its devices as the others"
-        )
+        raise ValueError(f"devices is {devices}; all processes must use the same number of devices")
     return Mesh(np.array(chosen), (AXIS,))
 
 
@@ -65,7 +63,7 @@ def found_devices() -> list:
         asked = getattr(jax.config, "jax_platforms", None)
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"jax finds no device of JAX_PLATFORMS={asked}{f' ({reason})' if reason else ''}; "
+            f"jax finds no device for JAX_PLATFORMS={asked}{f' ({reason})' if reason else ''}; "
             "install jax for that platform (BUILD.md), or set JAX_PLATFORMS=cpu"
         ) from None
 

@@ -80,7 +80,7 @@ def check_module(name: str, module: Any) -> None:
         hash(module)
     except TypeError:  # the module is part of the key of compiled programs
         raise ValueError(
-            f"model {name!r} has no hash: give its modules tuples where they have lists"
+            f"model {name!r} is not hashable: replace lists by tuples in its modules"
         ) from None
 
 
@@ -89,7 +89,7 @@ def of_nnx(module: Any) -> str:
     bases = type(module).__mro__
     if not any(base.__module__.startswith("flax.nnx") for base in bases):
         return ""
-    return f"; make the whole model of flax.nnx: fl.from_nnx({type(module).__name__}, ..., head=)"
+    return f"; write the whole model in flax.nnx: fl.from_nnx({type(module).__name__}, ..., head=)"
 
 
 def traced(name: str, module: nn.Module, input_shape: InputShape) -> Traced:
@@ -149,8 +149,8 @@ def _trace(
             run(x, False, mask)
     if not getattr(module, "stateful", True) and _rewrites(variables, changed):
         raise ValueError(
-            f"model {name!r} normalises by the batch that it sees, its padding included, and "
-            f"would be scored so: wrap it as {STATEFUL}"
+            f"model {name!r} normalises by the current batch, padding included, also in "
+            f"evaluation: wrap it as {STATEFUL}"
         )
     logits: Any = module.apply(variables, features, method="classify")  # nothing is mutable
     return features, logits
@@ -168,7 +168,7 @@ def _refuse_unbatched(
         if len(shape) < axes + 2 and shape[0] == 1:  # a longer first axis comes from a vmap
             raise ValueError(
                 f"model {name!r}: {'/'.join(module.path)} takes samples with {axes + 1} axes, "
-                f"channels last; found {shape[1:]}; give inputs an axis of channels, "
+                f"channels last; found {shape[1:]}; add a channel axis to the inputs, "
                 "inputs[..., None], or use another module"
             )
     return next_function(*args, **kwargs)
@@ -202,10 +202,10 @@ def _check_variables(name: str, variables: PyTree) -> None:
                 jax.tree.leaves_with_path(variables[collection])[0][0], simple=True, separator="/"
             )
             raise ValueError(
-                f"model {name!r} keeps {path} in the collection {collection!r}, and clients keep "
-                "'params' and 'batch_stats' alone; write self.param(...) for what is trained, "
-                "self.variable('batch_stats', ...) for what training changes, and a plain "
-                "jax.numpy array for a constant, or the collection 'frozen' for weights that stay"
+                f"model {name!r} keeps {path} in the collection {collection!r}, but clients only "
+                "keep 'params' and 'batch_stats'; use self.param(...) for trained weights, "
+                "self.variable('batch_stats', ...) for running statistics, and a plain "
+                "jax.numpy array for a constant, or the collection 'frozen' for fixed weights"
             )
     params = variables.get("params", {})
     if set(params) != {"base", "head"}:
@@ -261,19 +261,19 @@ def _reason(error: Exception, line: str) -> str | None:
         )
     if drawn:
         return (
-            f"{drawn[1]} draws from the stream {drawn[2]!r}, and clients give 'dropout' alone, in "
-            "training; write self.make_rng('dropout') where self.has_rng('dropout')"
+            f"{drawn[1]} draws from the stream {drawn[2]!r}, but clients only provide 'dropout', "
+            "in training; write self.make_rng('dropout') if self.has_rng('dropout')"
         )
     axis = re.search(r"unbound axis name: (\w+)", line)
     if axis:
         return (
-            f"it sums over an axis {axis[1]!r} of several devices, and a client trains on one; "
-            "leave axis_name out"
+            f"it sums over the device axis {axis[1]!r}, but a client trains on one device; "
+            "remove axis_name"
         )
     if "RngStream" in line:
         return (
-            f"its flax.nnx module asks for a stream of random numbers, {line}; make the whole "
-            "model of flax.nnx: fl.from_nnx(..., head=)"
+            f"its flax.nnx module needs an RNG stream, {line}; write the whole model in "
+            "flax.nnx: fl.from_nnx(..., head=)"
         )
     if isinstance(error, TypeError) and "positional argument" in line:
         return f"{line}; a base is called as base(x), with stateful=True as base(x, train, mask)"

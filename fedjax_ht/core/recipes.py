@@ -38,8 +38,8 @@ def by_architecture(
     """
     if OTHERS not in training:
         raise ValueError(
-            f"training has recipes of {', '.join(training) or 'no architecture'}; it must have one "
-            f"of {OTHERS!r}, too, which stands for all others"
+            f"training has recipes for {', '.join(training) or 'no architecture'}; it also needs "
+            f"one for {OTHERS!r}, that is, all others"
         )
     method = make(training[OTHERS])
     by_name = {name: make(recipe) for name, recipe in training.items() if name != OTHERS}
@@ -61,7 +61,7 @@ def by_architecture(
         for name, variant in by_name.items():
             if name not in known:
                 rule = f"the federation's architectures are {', '.join(known)}"
-                raise ValueError(f"training has a recipe of {name!r}{meant(name, known, rule)}")
+                raise ValueError(f"training has a recipe for {name!r}{meant(name, known, rule)}")
             variant.check(federation)
         method.check(federation)
 

@@ -288,20 +288,22 @@ def check_task(task: Task, targets: Any, num_outputs: int) -> None:
 
     sums_of, values_of = task.sums, task.metrics
     if sums_of is None or values_of is None:
-        raise ValueError(f"task {task.name!r}: it has no sums or no metrics, so nothing scores it")
+        raise ValueError(f"task {task.name!r}: it has no sums or no metrics, so it has no score")
     targets, count = jnp.asarray(targets), len(targets)
     outputs = jax.random.normal(jax.random.key(0), (count, num_outputs))
     everyone, first = jnp.ones(count, bool), jnp.arange(count) < count // 2
     slope_of = jax.jit(jax.value_and_grad(task.loss))
     loss, slope = slope_of(outputs, targets, first)
-    require(np.isfinite(loss), f"the loss is {loss} of outputs within +-{jnp.abs(outputs).max():g}")
-    require(not slope[~first].any(), "the loss depends on samples that are masked")
+    require(
+        np.isfinite(loss), f"the loss is {loss} for outputs within +-{jnp.abs(outputs).max():g}"
+    )
+    require(not slope[~first].any(), "the loss depends on masked samples")
 
     def metrics_of(outputs: jax.Array) -> dict[str, np.ndarray]:
         sums = [sums_of(outputs, targets, mask) for mask in (first, ~first, everyone)]
         added = jax.tree.map(jnp.add, *sums[:2])
         agree = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-4, atol=1e-5), added, sums[2])
-        require(all(jax.tree.leaves(agree)), "sums over two halves do not add to that of all")
+        require(all(jax.tree.leaves(agree)), "sums over two halves do not add up to the whole")
         stacked = jax.tree.map(lambda *x: np.stack(x), *sums[1:])
         return values_of(stacked, np.array([count - count // 2, count]))
 
@@ -317,11 +319,9 @@ def check_task(task: Task, targets: Any, num_outputs: int) -> None:
         fitted = optax.apply_updates(fitted, updates)
     old, new = before[task.score][1], metrics_of(fitted)[task.score][1]
     gain = new - old if task.better == "higher" else old - new
-    require(
-        gain > 0, f"{task.score} goes from {old:g} to {new:g} where outputs descend on the loss"
-    )
+    require(gain > 0, f"{task.score} goes from {old:g} to {new:g} when outputs descend the loss")
     apart = [float(task.divergence(outputs, x, everyone)) for x in (outputs, fitted)]
     require(
         apart[0] < apart[1],
-        "the divergence of equal outputs is {:g}, of others {:g}".format(*apart),
+        "the divergence of equal outputs is {:g}, of unequal ones {:g}".format(*apart),
     )

@@ -71,8 +71,8 @@ def refuse_code(names: Collection[str]) -> None:
     if refused:
         raise ValueError(
             f"the config names {', '.join(refused)}, which would be imported from "
-            f"{' or '.join(module_folders())} or where it is installed, and run; if you know whose "
-            "code that is, allow it by --trust, from Python by trust=True"
+            f"{' or '.join(module_folders())} or an installed package, and run; if you trust this "
+            "code, allow it with --trust, or trust=True in Python"
         )
 
 
@@ -148,8 +148,7 @@ def _module(purpose: str, name: str, place: str, hint: str) -> ModuleType:
         if f"{place}.".startswith(f"{error.name}."):
             folders = " or ".join(module_folders())
             raise ValueError(
-                f"{purpose} {name!r}: there is no module {error.name} in {folders}, and none is "
-                f"installed{hint}"
+                f"{purpose} {name!r}: no module {error.name} in {folders} or installed{hint}"
             ) from error
         raise failure(purpose, name, error) from error
     except Exception as error:

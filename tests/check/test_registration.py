@@ -66,7 +66,7 @@ def test_a_name_or_a_function_that_cannot_be_registered_is_one_line(register, na
 def test_a_name_that_another_function_took_is_refused():
     fl.register_method("fedmine", fedmine)
     line = (
-        r"method 'fedmine' is registered already, by tests\.check\.test_registration\.fedmine; "
+        r"method 'fedmine' is already registered by tests\.check\.test_registration\.fedmine; "
         r"register tests\.check\.test_registration\.another under another name"
     )
     with pytest.raises(ValueError, match=line):

@@ -40,9 +40,13 @@ def call(function, out):
         ("client_update", (WIDER, (), {}), "it differs in leaves 'w': shapes: (2, 3) != (2, 4)."),
         ("client_update", (STATE, (), {"loss": np.zeros(3)}), "metric 'loss' of client_update of"),
         ("client_update", (STATE, (), 0.5), "returns a float for its metrics, not a dict"),
-        ("receive", {"w": STATE["w"]}, "receive of 'mine' returns must have the form"),
+        ("receive", {"w": STATE["w"]}, "returned by receive of 'mine' must have the same form"),
         ("server_update", STATE, "server_update of 'mine' returns a dict; it must return"),
-        ("server_update", (WIDER, {}), "server_update of 'mine' returns must have the form of the"),
+        (
+            "server_update",
+            (WIDER, {}),
+            "returned by server_update of 'mine' must have the same form",
+        ),
         ("server_update", (WHOLE, {}), "types: float32 != int32"),
         ("server_update", (STATE, {"rows": np.zeros(2)}), "metric 'rows' of server_update of"),
         ("predict", SCORES, "predict of 'mine' returns a ndarray; it must return a dict"),
@@ -62,7 +66,7 @@ def test_a_function_leaves_what_it_is_given():
         return client, (), {"loss": 0.5}
 
     method = guarded(METHOD._replace(client_update=client_update))
-    with pytest.raises(ValueError, match="client_update of 'mine' writes into a tree that it is"):
+    with pytest.raises(ValueError, match="client_update of 'mine' modifies its arguments in place"):
         method.client_update(BUCKET, dict(STATE), (), None, None)
 
 

@@ -81,7 +81,7 @@ def test_a_rule_of_ones_own():
 
 
 def test_models_of_images_need_to_know_what_a_pixel_is():
-    with pytest.raises(ValueError, match="X needs to know what a pixel is: give the dataset"):
+    with pytest.raises(ValueError, match="X needs the normalisation of pixels: give the dataset"):
         pixels_of(AsStored(), "X")
 
 

@@ -318,7 +318,7 @@ def test_take_batch_normalises_and_masks():
 
 def test_an_optimiser_that_needs_more_than_gradients_is_refused_at_once():
     for optimizer in (optax.lbfgs(0.1), optax.chain(optax.clip(1.0), optax.polyak_sgd())):
-        message = r"optimizer needs 'value'.* clients give gradients alone"
+        message = r"optimizer needs 'value'.* clients only provide gradients"
         with pytest.raises(ValueError, match=message):
             LocalTraining(optimizer)
     parts = {"a": optax.sgd(0.1), "b": optax.adam(0.1)}  # of parameters of its own form
@@ -376,9 +376,11 @@ def test_numbers_of_the_method_vary_under_all_recipes():
 
 
 def test_a_recipe_for_all_others_is_needed_and_names_are_those_of_the_federation():
-    with pytest.raises(ValueError, match="training has recipes of wide; it must have one of '\\*'"):
+    with pytest.raises(
+        ValueError, match="training has recipes for wide; it also needs one for '\\*'"
+    ):
         fl.by_architecture(fl.local, {"wide": SLOW})
     federation = mixed_federation()
     method = fl.by_architecture(fl.local, {"wild": SLOW, "*": TRAINING})
-    with pytest.raises(ValueError, match="training has a recipe of 'wild'; did you mean 'wide'"):
+    with pytest.raises(ValueError, match="training has a recipe for 'wild'; did you mean 'wide'"):
         fl.make_simulation(method, federation, federation_data(federation))

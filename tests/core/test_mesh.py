@@ -80,6 +80,6 @@ def test_a_platform_without_devices_is_one_line(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(jax, "devices", absent)
-    with pytest.raises(ValueError, match="jax finds no device of JAX_PLATFORMS=") as raised:
+    with pytest.raises(ValueError, match="jax finds no device for JAX_PLATFORMS=") as raised:
         found_devices()
     assert "\n" not in str(raised.value) and "set JAX_PLATFORMS=cpu" in str(raised.value)

@@ -99,7 +99,7 @@ REFUSED = {
     "class of a head": (lambda: fl.SplitModel(Plain(), nn.Dense), "SplitModel's head is the class"),
     "statistics": (
         lambda: fl.SplitModel(Plain(BY_BATCH), HEAD),
-        "model 'm' normalises by the batch",
+        "model 'm' normalises by the current batch",
     ),
     "collection": (lambda: fl.SplitModel(Plain(Scaled()), HEAD), "model 'm' keeps base/last/scale"),
     "norm in the head": (
@@ -114,15 +114,15 @@ REFUSED = {
         lambda: stateful(Attentive(scored=True)),
         "model 'm': MultiHeadDotProductAttention_0 draws random numbers in evaluation or in the h",
     ),
-    "stream": (lambda: stateful(Noisy()), "model 'm': base draws from the stream 'noise', and"),
+    "stream": (lambda: stateful(Noisy()), "model 'm': base draws from the stream 'noise', but"),
     "stream of a dropout": (lambda: stateful(Dropped("drop")), "model 'm': Dropout_0 draws from"),
-    "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over an axis 'batch' of"),
+    "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over the device axis 'batch',"),
     "not stateful": (lambda: fl.SplitModel(Dropped(), HEAD), "model 'm': Dropped.__call__()"),
     "stateful": (lambda: stateful(Plain()), "model 'm': Plain.__call__() takes 2 positional"),
     "nnx": (lambda: Linear(6, 8, nnx.Rngs(0)), "model 'm' is a tests.core.test_modules.Linear; it"),
     "nnx dropout": (
         lambda: stateful(nnx.bridge.to_linen(Dropping, 6, 8)),
-        "model 'm': its flax.nnx module asks for a stream of random numbers, ",
+        "model 'm': its flax.nnx module needs an RNG stream, ",
     ),
 }
 

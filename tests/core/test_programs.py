@@ -263,7 +263,10 @@ def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
     assert [compiler_options("gpu") for _ in range(3)] == [None] * 3
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "jax is 1.0.0" in record.message and "tried with jax 0.10, 0.11, 0.12" in record.message
+    assert (
+        "jax is 1.0.0" in record.message
+        and "tested versions are 0.10, 0.11, 0.12" in record.message
+    )
 
 
 @pytest.fixture

@@ -157,12 +157,12 @@ def means(outputs, targets, mask):
     ("change", "fault"),
     [
         ({"sums": None}, "it has no sums or no metrics"),
-        ({"loss": lambda *x: LINE.loss(*x) * jnp.inf}, "the loss is inf of outputs within"),
-        ({"loss": of_all}, "the loss depends on samples that are masked"),
-        ({"sums": means}, "sums over two halves do not add to that of all"),
+        ({"loss": lambda *x: LINE.loss(*x) * jnp.inf}, "the loss is inf for outputs within"),
+        ({"loss": of_all}, "the loss depends on masked samples"),
+        ({"sums": means}, "sums over two halves do not add up to the whole"),
         ({"score": "mse"}, "the score is 'mse'; metrics are rmse, mae, r2"),
         ({"metrics": lambda sums, count: {"rmse": 1.0}}, r"rmse of two clients has shape \(\)"),
-        ({"better": "higher"}, "rmse goes from .* where outputs descend on the loss"),
+        ({"better": "higher"}, "rmse goes from .* when outputs descend the loss"),
         ({"divergence": lambda *x: -LINE.divergence(*x)}, "the divergence of equal outputs is"),
     ],
 )

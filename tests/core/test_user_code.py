@@ -54,7 +54,7 @@ def test_models_of_a_file_in_the_current_folder(user_modules):
 @pytest.mark.parametrize(
     ("named", "line"),
     [
-        ("of_no_user:models", "model group 'of_no_user:models': there is no module of_no_user in "),
+        ("of_no_user:models", "model group 'of_no_user:models': no module of_no_user in "),
         ("of_a_bad_user:models", "model group 'of_a_bad_user:models' raises ZeroDivisionError"),
         ("of_a_user:model", "has no function model; did you mean 'models'? Its functions are"),
         ("of_a_user:numbers", "model 'of_a_user:numbers: one' is a builtins.int;"),

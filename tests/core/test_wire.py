@@ -299,8 +299,8 @@ def test_counts_may_be_integers():
 
 
 def test_noise_on_sums_takes_no_code_and_noise_on_uploads_none_that_remembers():
-    with pytest.raises(ValueError, match=r"coded after they are clipped, and rounding may make"):
+    with pytest.raises(ValueError, match=r"coded after clipping, and rounding may bring"):
         check_uploads(wanderer(), FEDERATION, sums=True)
     check_uploads(wanderer(), FEDERATION, sums=False)
-    with pytest.raises(ValueError, match="remember what their code leaves out"):
+    with pytest.raises(ValueError, match="remember the coding error"):
         check_uploads(wanderer(CODE._replace(remembers=True)), FEDERATION, sums=False)

@@ -70,7 +70,7 @@ def test_a_client_refuses_a_public_set_with_samples_of_its_own(folder, tmp_path)
     plan = make_plan(config_with(f"npz:{folder / PUBLIC_FILE}"))
     indices = OWN._replace(test=np.array([4, 5]))  # sample 5 is public
     dataset, parts = client_dataset(WHOLE, indices)
-    with pytest.raises(ValueError, match=r"of which 1 samples are in mine, too, where clients may"):
+    with pytest.raises(ValueError, match=r"of which 1 samples are also in mine, where clients may"):
         make_client(plan, 0, dataset, parts, tmp_path)
 
 
@@ -78,5 +78,5 @@ def test_a_client_refuses_a_public_set_that_a_round_would_exhaust(folder, tmp_pa
     config = config_with(f"npz:{folder / PUBLIC_FILE}")
     config.method.options.public_per_round = 10
     dataset, parts = client_dataset(WHOLE, OWN)
-    with pytest.raises(ValueError, match="fedmd uses 10 public samples a round, and the public"):
+    with pytest.raises(ValueError, match="fedmd uses 10 public samples a round, but the public"):
         make_client(make_plan(config), 0, dataset, parts, tmp_path)

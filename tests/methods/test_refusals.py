@@ -49,10 +49,10 @@ REFUSED = [  # beyond the annotations of options
     ("fedktl", {"generator": CONSTANT}, "alike", "generator 'tiny' .* spread 0.0; .* above 0"),
     ("fedssa", SUMMED, "alike", "owners is 'summed', which counts the clients that hold a class"),
     ("fedavg", {}, "alike", "one architecture for all clients, got linear0, linear1"),
-    ("fedclassavg", {}, "widths differ", "the heads of all models must be equal"),
+    ("fedclassavg", {}, "widths differ", "all models must have the same head"),
     ("feddropout", {}, "alike", "feddropout trains slices of one network"),
-    ("fedgen", {}, "widths differ", "the heads of all models must be equal"),
-    ("fedgh", {}, "widths differ", "the heads of all models must be equal"),
+    ("fedgen", {}, "widths differ", "all models must have the same head"),
+    ("fedgh", {}, "widths differ", "all models must have the same head"),
     ("fedktl", {"dim": 3}, "alike", "dim is 3; an ETF of 4 classes needs at least 4"),
     ("fedktl", BY_LABEL | {"generator": FEW}, "alike", "knows 3 classes; .* at least 4"),
     ("fedktl", BY_LABEL | {"generator": PLAIN}, "alike", "needs a conditional one with at least 4"),
@@ -63,9 +63,9 @@ REFUSED = [  # beyond the annotations of options
     ("fedral", {"byte_budget": (48.0, 23.0)}, "alike", "byte_budget is 23.0; .* at least 24,"),
     ("fedrolex", {}, "alike", "fedrolex trains slices of one network"),
     ("fedssa", {}, "deep head", "one linear layer, but the head is made of fc1, fc2"),
-    ("fedssa", {}, "widths differ", "the heads of all models must be equal"),
+    ("fedssa", {}, "widths differ", "all models must have the same head"),
     ("heterofl", {}, "alike", "heterofl trains slices of one network"),
-    ("lg_fedavg", {}, "widths differ", "the heads of all models must be equal"),
+    ("lg_fedavg", {}, "widths differ", "all models must have the same head"),
 ]
 
 

@@ -204,10 +204,10 @@ def build(module=None, **changes):
         (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one sample"),
         (lambda: build(SplitModel(Unflattened(), nn.Dense(3))), r"model 'm' returns features \(1"),
         (lambda: build(Baseless()), r"model 'm' has parameters \['head'\]; expected 'base' and"),
-        (lambda: build(SplitModel(LISTED, nn.Dense(3))), r"model 'm' has no hash: give its mod"),
+        (lambda: build(SplitModel(LISTED, nn.Dense(3))), r"model 'm' is not hashable: replace l"),
         (lambda: build(num_clients=None, assignment=["m", "n"]), r"assignment names 'n', but the"),
-        (lambda: build(num_clients=None), r"give either num_clients or assignment"),
-        (lambda: build(assignment=["m"]), r"give either num_clients or assignment"),
+        (lambda: build(num_clients=None), r"give exactly one of num_clients and"),
+        (lambda: build(assignment=["m"]), r"give exactly one of num_clients and"),
     ],
     ids=["classes", "features", "parameters", "hash", "assignment", "neither", "both"],
 )
@@ -220,7 +220,7 @@ def test_make_federation_says_in_one_line_what_is_wrong(make, message):
 def test_feature_dim_of_models_that_differ():
     modules = {"a": mlp(2, (4,)), "b": mlp(2, (5,))}
     federation = make_federation(modules, (2, 2, 1), 2, num_clients=2)
-    with pytest.raises(ValueError, match=r"one feature width, got \{'a': 4, 'b': 5\}"):
+    with pytest.raises(ValueError, match=r"the same feature width, got \{'a': 4, 'b': 5\}"):
         _ = federation.feature_dim
 
 

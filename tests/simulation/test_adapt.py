@@ -112,7 +112,7 @@ def test_every_method_adapts_or_says_why(name):
     sim = adapting(name, 2, new_share=SHARE)
     state = sim.init()
     if name in NO_TRAINING:
-        with pytest.raises(ValueError, match="do not train by"):
+        with pytest.raises(ValueError, match="do not train with"):
             sim.evaluate(state)
         return
     before = to_host(state)
@@ -126,7 +126,7 @@ def test_every_method_adapts_or_says_why(name):
 
 def test_methods_without_training_are_refused():
     sim = adapting("afl", 2)
-    with pytest.raises(ValueError, match="clients of afl do not train by"):
+    with pytest.raises(ValueError, match="clients of afl do not train with"):
         sim.evaluate(sim.init())
 
 

@@ -115,10 +115,13 @@ def simulation():
             lambda: fl.make_federation_data(DATASET, [np.arange(3)], FEDERATION),
             "partition[0] is array([0, 1, 2]); it must be fl.ClientIndices(train, val, test), arrays",
         ),
-        (lambda: fl.make_partition(DATASET, "iid", 2), "kind is a Dataset; it must be text; the"),
+        (
+            lambda: fl.make_partition(DATASET, "iid", 2),
+            "kind is a Dataset; it must be a string; the",
+        ),
         (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it"),
-        (lambda: fl.method_factory(fl.local), "name is the function local; it must be text"),
-        (lambda: fl.load_dataset(DATASET), "name is a Dataset; it must be text"),
+        (lambda: fl.method_factory(fl.local), "name is the function local; it must be a string"),
+        (lambda: fl.load_dataset(DATASET), "name is a Dataset; it must be a string"),
         (lambda: fl.model_group("mlp2", (4, 4, 1), 5), "num_classes is (4, 4, 1); it must be an"),
         (lambda: fl.mlp(5, 4), "widths is 4; it must be a tuple, each an integer"),
         (lambda: fl.check_method(fl.local), "method is the function local; it must be a method"),
@@ -126,7 +129,7 @@ def simulation():
         (lambda: fl.copy_state(METHOD), "state is a Method; it must be a state of"),
         (lambda: fl.class_counts(DATASET, PARTITION), "labels is a Dataset; it must be an array"),
         (lambda: fl.best(3), "history is 3; it must be a list, each a dict"),
-        (lambda: fl.best([]), "history has 0 rows, none with a test accuracy; best takes the hist"),
+        (lambda: fl.best([]), "history has 0 rows, none with a test accuracy; give best the hist"),
         (lambda: fl.best([ROW, ROW | {"trial": 1}]), "history has the rows of 2 trials; give"),
         (lambda: fl.train_and_evaluate("quickstart", "runs"), "config is a str; it must be what"),
         (lambda: fl.Dataset("d", np.zeros((2, 2)), np.arange(2), 10), "d: class_names is 10"),
@@ -151,7 +154,10 @@ def test_an_object_in_the_wrong_place_is_one_line(call, message):
         ({"patience": 0}, "patience is 0; it must be an integer of at least 1 or None"),
         ({"state": []}, "state is []; it must be a state of simulation.init() or fl.run or None"),
         ({"progress_fn": 3}, "progress_fn is 3; it must be a function or None"),
-        ({"history": [ROW]}, "history has 1 rows, and no state goes with it; give both, as run re"),
+        (
+            {"history": [ROW]},
+            "history has 1 rows, but its state is missing; give both, as returned",
+        ),
         ({"only": [9]}, "only has ids from 9 to 9; they must be from 0 to 7"),
     ],
 )
@@ -188,7 +194,7 @@ def test_a_state_is_that_of_the_simulation(simulation):
 
 def test_a_history_ends_where_the_state_stands(simulation):
     state = simulation.init()
-    with pytest.raises(ValueError, match="history ends with round 3, and state stands at round 0"):
+    with pytest.raises(ValueError, match="history ends with round 3, but state is at round 0"):
         fl.run(simulation, 1, state=state, history=[ROW | {"round": 3}])
 
 

@@ -124,8 +124,12 @@ def test_a_public_set_is_there_for_methods_that_read_it():
 def test_a_method_is_refused_a_public_set_that_is_too_small():
     data = federation_data(FEDERATION)
     for needed, available, message in (
-        (11, data, "probe uses 11 public samples a round, and the public set has 10"),
-        (1, data._replace(public=None, public_set=None), "probe needs a public set, which server"),
+        (11, data, "probe uses 11 public samples a round, but the public set has 10"),
+        (
+            1,
+            data._replace(public=None, public_set=None),
+            "probe needs a public set, shared by server",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             method = probe()._replace(needs=Needs(public_samples=needed))

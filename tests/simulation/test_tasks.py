@@ -88,5 +88,5 @@ def test_options_of_classes_are_refused(options, words):
 
 
 def test_images_do_not_move_without_their_masks():
-    with pytest.raises(ValueError, match="augmentation moves the pixels of images, and not their"):
+    with pytest.raises(ValueError, match="augmentation moves the pixels of images but not their"):
         parts("per_pixel", flip)

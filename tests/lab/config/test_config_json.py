@@ -30,7 +30,9 @@ TRAINING, NAN = to_json(base_config().training), float("nan")
 BROKEN = {
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": [ENTRY]},
     "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
-    "entries is 3; it must be a tuple, each text, an Entry(...) or a dict, name": {"entries": 3},
+    "entries is 3; it must be a tuple, each a string, an Entry(...) or a dict, name": {
+        "entries": 3
+    },
     "is not what a run writes (TypeError": {"entries": [ENTRY | {"method": "local", "options": 3}]},
     "is not what a run writes (AttributeError: 'int'": {"run": 3},
     "is not what a run writes (AttributeError": {"partition": 3},
@@ -84,7 +86,7 @@ def marker(tmp_path, monkeypatch):
 def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
     folder = folder_with(tmp_path, **NAMING_CODE[place])
     for call in (evaluate.load_run, report.report_run):
-        with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* by --trust,") as error:
+        with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* with --trust,") as error:
             call(folder)
         assert "\n" not in str(error.value) and str(marker.parent) in str(error.value)
     assert not marker.exists()
@@ -161,7 +163,7 @@ def test_the_commands_ask_for_trust(tmp_path, run_script):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "the config names spy_of_a_run:make, which would be imported from " in done.stderr
     trusted = run_script(*arguments, "--trust")
-    assert trusted.returncode == 2 and "there is no module spy_of_a_run" in trusted.stderr
+    assert trusted.returncode == 2 and "no module spy_of_a_run" in trusted.stderr
 
 
 def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):

@@ -120,7 +120,7 @@ FAULTS = {
 
 NAMED = {
     "label='LABEL'; the columns are age, dose, outcome": {},
-    "features is 'age'; it must be a list, each text": {"label": "outcome", "features": "age"},
+    "features is 'age'; it must be a list, each a string": {"label": "outcome", "features": "age"},
     "unknown split column 'parts'": {"label": "outcome", "split": "parts"},
     "column 'dose' holds '": {"label": "outcome", "split": "dose"},
     "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},

@@ -250,7 +250,7 @@ def test_a_method_by_module_and_function(by_module, written, monkeypatch):
         ("beside_by:besid", "has no function besid; did you mean 'beside'?"),
         ("beside_by:number", "method 'beside_by:number' returns an int; it must return an fl.Meth"),
         ("beside_by:broken", "method 'beside_by:broken' raises KeyError: 'x'"),
-        ("fedprotoo:x", "there is no module fedprotoo in .*; did you mean 'fedproto'"),
+        ("fedprotoo:x", "no module fedprotoo in .*; did you mean 'fedproto'"),
     ],
 )
 def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, line):

@@ -58,9 +58,9 @@ def test_a_public_set_that_nothing_reads_is_said():
 @pytest.mark.parametrize(
     ("public", "message"),
     [
-        (None, "fedmd needs a public set, which server and clients have: set dataset.public to"),
+        (None, "fedmd needs a public set, shared by server and clients: set dataset.public to"),
         ("fashion_mnist_10k", "dataset.public is 'fashion_mnist_10k', the clients' own set"),
-        ("hold_out:2", "dataset.public is 'hold_out:2'; behind hold_out: it must have a share"),
+        ("hold_out:2", "dataset.public is 'hold_out:2'; after hold_out: it must have a share"),
         ("mnistt", "dataset.public: .*'mnistt'.*hold_out:0.1"),
     ],
 )
@@ -70,6 +70,6 @@ def test_wrong_public_sets_are_refused_without_reading_data(public, message):
 
 
 def test_a_public_set_that_is_too_small_is_refused():
-    message = "fedmd uses 31 public samples a round, and the public set has 30"
+    message = "fedmd uses 31 public samples a round, but the public set has 30"
     with pytest.raises(ValueError, match=message):
         plan(config_of(public_per_round=31))

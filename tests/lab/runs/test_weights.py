@@ -164,8 +164,8 @@ def test_fields_are_checked(config, tmp_path, arrays):
     sliced = {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"}
     unknown = {"weights": {"narrow": str(tmp_path / "wide.safetensors")}}
     for changes, message in (
-        ({"weights": 3}, r"^model\.weights is 3; it must be text or a dict, name -> text$"),
-        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or a dict"),
+        ({"weights": 3}, r"^model\.weights is 3; it must be a string or a dict, name -> a string$"),
+        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be a string or a dict"),
         (sliced, r"^model\.weights is 'x\.pth'; with model\.rates it must be ''"),
         ({"weights": {"mlp_wide": "none.pth"}}, r"^no weights at none\.pth$"),
         (unknown, r"unknown architecture 'narrow'"),
