@@ -78,7 +78,7 @@ def make_federation_data(
       >>> fl.make_federation_data(dataset, partition, federation)
       Traceback (most recent call last):
       ...
-      ValueError: mine: client 0: sample 1 is in train and in test; take it out of one
+      ValueError: mine: client 0: sample 1 is in train and in test; remove it from one
     """
     partition = checked_partition(dataset.name, partition, len(dataset.labels))
     _check_fit(dataset, partition, federation)
@@ -183,7 +183,7 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
             f"{federation.task.name}; make it with task=dataset.task"
         )
     if dataset.num_outputs != federation.num_classes:
-        kind = "classes" if dataset.targets is None else "targets a sample"
+        kind = "classes" if dataset.targets is None else "targets per sample"
         raise ValueError(
             f"{dataset.name} has {dataset.num_outputs} {kind}, the federation "
             f"{federation.num_classes} outputs; make it with num_classes={dataset.num_outputs}"

@@ -36,7 +36,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
     if masked:
         raise ValueError(
             f"{name} has {masked} masked values of {array.size}, which a device would read; fill "
-            "them in, values.filled(0), or leave their samples out"
+            "them, values.filled(0), or drop their samples"
         )
     return array if isinstance(array, np.memmap) else np.asarray(array)
 
@@ -57,8 +57,8 @@ def _any_array(name: str, values: Any) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"{name} cannot be made an array ({reason}); give a NumPy array, of samples of one "
-            "shape"
+            f"{name} cannot be converted to an array ({reason}); give a NumPy array of samples of "
+            "the same shape"
         ) from None
     raise ValueError(f"{name} is a {type(values).__name__}; give a NumPy array [N, ...]")
 
@@ -87,7 +87,7 @@ def as_inputs(name: str, inputs: Any, count: int) -> Any:
             remedy = "give inputs.astype(np.float32), or np.uint8 for images"
             raise ValueError(
                 f"{name}: inputs are {x.dtype}; they must be integers or floats, [N, ...], of "
-                f"samples of one shape{'; ' + remedy if x.dtype.kind == 'b' else ''}"
+                f"samples of the same shape{'; ' + remedy if x.dtype.kind == 'b' else ''}"
             )
         fits_device(f"{name}: inputs", x)
     return jax.tree.unflatten(tree, arrays)
@@ -161,8 +161,8 @@ def refuse_beyond_int32(name: str, x: np.ndarray) -> None:
     """
     if x.size and not _INT32.min <= int(x.min()) <= int(x.max()) <= _INT32.max:
         raise ValueError(
-            f"{name} runs from {x.min()} to {x.max()}, beyond int32; subtract an offset, or leave "
-            "out what is no quantity"
+            f"{name} runs from {x.min()} to {x.max()}, beyond int32; subtract an offset, or drop "
+            "values that are not quantities"
         )
 
 
@@ -183,7 +183,7 @@ def as_groups(name: str, owners: Any) -> np.ndarray:
         return np.unique(values, return_inverse=True)[1].astype(np.int32)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(
-            f"{name} of {values.dtype} {values.shape}; they must be integers or text, [N]"
+            f"{name} of {values.dtype} {values.shape}; they must be integers or strings, [N]"
         )
     refuse_beyond_int32(name, values)
     return values.astype(np.int32, copy=False)
@@ -195,7 +195,7 @@ def byte_doubts(images: np.ndarray) -> tuple[str, ...]:
     if not 0 < highest < _DARK:
         return ()
     return (
-        f"images of bytes run from {images.min()} to {highest}, nearly black where 255 is white; "
+        f"uint8 images run from {images.min()} to {highest}, nearly black if 255 is white; "
         f"multiply them by {math.floor(255 / highest)} if {highest} is white",
     )
 
@@ -224,9 +224,9 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
     if values.ndim != 1:
         hint = ""
         if values.ndim == 2 and np.isin(values, (0, 1)).all():
-            hint = "; labels.argmax(1) makes them of a one for the class and zeros"
+            hint = "; labels.argmax(1) converts one-hot labels"
         raise ValueError(
-            f"{name}: labels of shape {values.shape}; they must be one number a sample, [N]{hint}"
+            f"{name}: labels of shape {values.shape}; they must be one number per sample, [N]{hint}"
         )
     if values.dtype.kind == "f":
         broken = values[~np.isfinite(values) | (values != np.floor(values))]
@@ -236,9 +236,7 @@ def as_labels(name: str, labels: Any) -> np.ndarray:
                 "from 0"
             )
     if values.size and not 0 <= int(values.min()) <= int(values.max()) < CLASSES:
-        hint = (
-            "; -1 often marks a sample without one: leave those out" if values.min() == -1 else ""
-        )
+        hint = "; -1 often marks a missing label: drop those samples" if values.min() == -1 else ""
         raise ValueError(
             f"{name}: labels run from {values.min():g} to {values.max():g}; they must be from 0 to "
             f"{CLASSES - 1:,}{hint}"
@@ -262,11 +260,11 @@ def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, .
         lines.append(f"all {len(labels)} samples are of one class, {class_names[labels[0]]}")
     if empty:
         verb = "class" if len(empty) == 1 else "classes"
-        text = f"{len(empty)} of {len(class_names)} classes have no sample: {verb} {listed(empty)}"
+        text = f"{len(empty)} of {len(class_names)} classes have no samples: {verb} {listed(empty)}"
         if labels.min() > 0:
             text += (
-                f"; labels run from {labels.min()} to {labels.max()}, so that class 0 has no "
-                "sample: if they count from 1, subtract 1 from them"
+                f"; labels run from {labels.min()} to {labels.max()}, so class 0 has no "
+                "samples: if they start at 1, subtract 1"
             )
         lines.append(text)
     return tuple(lines)

@@ -89,11 +89,11 @@ def copied(
             samples = inputs, labels
             if same_samples(samples, known, samples, asked).all():
                 raise ValueError(
-                    f"{dataset}: all {total:,} test samples are training samples, too, so that the "
-                    "accuracy would be that of training; give other samples to test on"
+                    f"{dataset}: all {total:,} test samples are also training samples, so the "
+                    "accuracy would be that of training; give other test samples"
                 )
         lines.append(
-            f"{count:,} of {total:,} {second} samples ({count / total:.1%}) are {first} samples, "
-            "too: copies, whose scores say nothing; take them out of one of the sets"
+            f"{count:,} of {total:,} {second} samples ({count / total:.1%}) are also {first} "
+            "samples: scores on copies mean nothing; remove them from one of the sets"
         )
     return tuple(lines)

@@ -394,7 +394,7 @@ def _check_samples(name: str, inputs: Any, labels: np.ndarray) -> None:
             raise ValueError(f"{name}: {count} samples but labels of shape {labels.shape}")
         if 0 in x.shape[1:]:
             shape = list(x.shape[1:])
-            raise ValueError(f"{name}: a sample is {shape}, an array without any number")
+            raise ValueError(f"{name}: a sample is {shape}, an empty array")
 
 
 def _checked_groups(name: str, groups: Any, labels: np.ndarray) -> np.ndarray:
@@ -408,7 +408,7 @@ def _checked_groups(name: str, groups: Any, labels: np.ndarray) -> np.ndarray:
 def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
     if not isinstance(inputs, np.ndarray) or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
         raise ValueError(
-            f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]"
+            f"{name}: vocabulary is {vocabulary}, but inputs are not tokens, integers [N, length]"
         )
     if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
         raise ValueError(
@@ -449,8 +449,8 @@ def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
             return Pixels()
         raise ValueError(
             f"{name}: uint8 {list(x.shape)} are neither images, [N, H, W] or [N, H, W, channels], "
-            "nor tokens, of another integer type; give preprocess, which says what a model sees of "
-            "them"
+            "nor tokens, which have another integer type; give preprocess, which makes them "
+            "model inputs"
         )
     return AsStored()
 

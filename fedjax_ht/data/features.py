@@ -73,7 +73,7 @@ def extract_features(
         parts.append(np.asarray(part, np.float32)[: count - start])
     features = np.concatenate(parts)
     if not np.isfinite(features).all():
-        raise ValueError(f"{dataset.name}: the extractor gives features that are not finite")
+        raise ValueError(f"{dataset.name}: the extractor returns features that are not finite")
     return with_features(dataset, features)
 
 

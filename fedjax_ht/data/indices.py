@@ -98,7 +98,7 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
     outside = indices[(indices < 0) | (indices >= num_samples)]
     if outside.size:
         raise ValueError(
-            f"{place} has index {outside[0]}; there are {num_samples} samples, so that indices are "
+            f"{place} has index {outside[0]}; with {num_samples} samples, indices must be "
             f"from 0 to {num_samples - 1}"
         )
     return indices.astype(np.int64)
@@ -114,9 +114,9 @@ def _refuse_repeated(place: str, sets: Mapping[str, np.ndarray]) -> None:
     holders = [name for name, of_set in sets.items() if repeated[0] in of_set]
     if len(holders) == 1:
         raise ValueError(
-            f"{place}: {holders[0]} has sample {repeated[0]} twice; give each sample once: "
+            f"{place}: {holders[0]} has sample {repeated[0]} twice; give each sample only once: "
             "np.unique(indices)"
         )
     raise ValueError(
-        f"{place}: sample {repeated[0]} is in {holders[0]} and in {holders[1]}; take it out of one"
+        f"{place}: sample {repeated[0]} is in {holders[0]} and in {holders[1]}; remove it from one"
     )

@@ -59,8 +59,8 @@ def refuse_twice(name: str, class_names: Sequence[str]) -> None:
     """
     if twice := [each for each, count in Counter(class_names).items() if count > 1]:
         raise ValueError(
-            f"{name}: class_names has {listed(twice)} more than once; give each class a name of "
-            "its own, or make them one class"
+            f"{name}: class_names has {listed(twice)} more than once; give each class its "
+            "own name, or merge them"
         )
 
 
@@ -79,8 +79,8 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
             alike[form.casefold() if len(form) > 1 else form][class_name] = None
     if same := {ascii(x): None for names in alike.values() if len(names) > 1 for x in names}:
         lines.append(
-            f"classes {listed(list(same))} differ by capitals, spaces or the form of letters or "
-            "numbers alone; make them one if they are the same"
+            f"classes {listed(list(same))} only differ in case, spaces or the form of letters or "
+            "numbers; merge them if they are the same"
         )
     counts = np.bincount(labels, minlength=len(class_names))
     present = [class_names[c] for c in np.flatnonzero(counts).tolist()]
@@ -88,7 +88,7 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
         count = counts[list(class_names).index(marker)]
         lines.append(
             f"{count} of {len(labels)} samples have the class {marker!r}, which often marks a "
-            "missing label; leave them out if they have no label"
+            "missing label; drop them if they have no label"
         )
     return lines
 
@@ -156,8 +156,8 @@ def coding_doubts(
     for owner, classes in codings:
         parts.append(f"{owner} has {listed([class_names[c] for c in sorted(classes)])}")
     return [
-        f"classes are joined by name, and differ: {'; '.join(parts)}; if these are two codings of "
-        "the same classes, bring them into one"
+        f"classes are matched by name, but differ: {'; '.join(parts)}; if these are two codings of "
+        "the same classes, convert one to the other"
     ]
 
 

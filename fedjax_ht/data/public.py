@@ -37,7 +37,7 @@ def hold_out_share(text: str) -> float | None:
         share = 0.0
     if not 0 < share < 1:
         raise ValueError(
-            f"dataset.public is {text!r}; behind {HOLD_OUT} it must have a share above 0 and below "
+            f"dataset.public is {text!r}; after {HOLD_OUT} it must have a share above 0 and below "
             f"1, such as {HOLD_OUT}0.1"
         )
     return share
@@ -95,8 +95,8 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         labels = labels[other.labels]
     elif set.intersection(*(set(map(str.casefold, x.class_names)) for x in (dataset, other))):
         _LOGGER.warning(
-            f"public is {other.name!r}: its labels are hidden, since its classes are "
-            f"{listed(other.class_names)}, and not {listed(dataset.class_names)}"
+            f"public is {other.name!r}: its labels are hidden, as its classes are "
+            f"{listed(other.class_names)}, not {listed(dataset.class_names)}"
         )
     groups = dataset.groups
     if groups is not None:
@@ -121,8 +121,8 @@ def _in_columns_of(dataset: Dataset, other: Dataset) -> Dataset:
     place = f"public is {other.name!r}, whose"
     if tokens and other_tokens and tokens != other_tokens:
         raise ValueError(
-            f"{place} token ids are of other tokens than those of {dataset.name}; give "
-            "dataset.tokenizer, which numbers the tokens of both"
+            f"{place} token ids mean other tokens than those of {dataset.name}; set "
+            "dataset.tokenizer for both"
         )
     if not columns or not of_other or columns == of_other:
         return other
@@ -152,14 +152,14 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
     if form(dataset) != form(other):
         raise ValueError(
             f"{place}; those of {dataset.name} are {form(dataset)} (a model sees "
-            f"{described(dataset.input_shape)}), and both must be alike: set dataset.image_size, "
-            "or choose another set"
+            f"{described(dataset.input_shape)}), and both must be the same: set "
+            "dataset.image_size, or choose another set"
         )
     every, others = (np.arange(len(each.labels)) for each in (dataset, other))
     shared = np.count_nonzero(same_samples(dataset.inputs, every, other.inputs, others))
     if shared:
         raise ValueError(
-            f"public is {other.name!r}, of which {shared} samples are in {dataset.name}, too, "
+            f"public is {other.name!r}, of which {shared} samples are also in {dataset.name}, "
             f"where clients may test on them; choose a set without them, or {HOLD_OUT}0.1"
         )
 
@@ -190,5 +190,5 @@ def check_apart(dataset: Dataset, partition: Partition) -> None:
             if len(shared):
                 raise ValueError(
                     f"{dataset.name}: {len(shared)} {name} samples of client {i} are public, first "
-                    f"sample {shared[0]}; take them out of one of the two"
+                    f"sample {shared[0]}; remove them from one of the two"
                 )

@@ -63,7 +63,7 @@ def _check_classes(dataset: Dataset, names: Sequence[str]) -> None:
             hint = meant(name, dataset.class_names, known)
             raise ValueError(f"classes has {name!r}{hint}")
     if len(set(names)) < len(names):
-        raise ValueError(f"classes has a name twice; {known}")
+        raise ValueError(f"classes contains a name twice; {known}")
 
 
 def _selected(

@@ -156,10 +156,10 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     if not isinstance(dataset.preprocess, Pixels):
         raise ValueError(f"shift is {shift!r}, but {dataset.name} has no images; leave it empty")
     if kind == "rotate" and len(dataset.task.target[0]) > 1:
-        raise ValueError(f"shift is {shift!r}, and the masks of {dataset.name} would not turn")
+        raise ValueError(f"shift is {shift!r}, but does not rotate the masks of {dataset.name}")
     if dataset.groups is not None:
         raise ValueError(
-            f"shift is {shift!r}, but {dataset.name} has groups of its own, which its domains "
+            f"shift is {shift!r}, but {dataset.name} has its own groups, which the domains "
             "would replace; leave it empty"
         )
     rng = np.random.default_rng(seed)

@@ -60,8 +60,8 @@ def refuse_unfit(dataset: Dataset) -> None:
     is_floats = isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim > 1
     if not is_floats or not isinstance(dataset.preprocess, AsStored | Standardised):
         raise ValueError(
-            f"{dataset.name} cannot be standardised: its samples are not floats as stored; images "
-            "have dataset.normalisation"
+            f"{dataset.name} cannot be standardised: its stored samples are not floats; for images "
+            "use dataset.normalisation"
         )
 
 
@@ -108,8 +108,8 @@ def scale_doubt(dataset: Dataset, partition: Partition) -> str:
     names = dataset.reading.features if dataset.reading else ()
     shown = [f"{names[i] if names else i} ({mean[i]:.3g} +- {std[i]:.3g})" for i in large]
     return (
-        f"{dataset.name}: {len(large)} of {len(sizes)} features are of another scale than models "
-        f"learn from: {listed(shown)}; standardise them: preprocess=fl.Standardised() of the "
+        f"{dataset.name}: {len(large)} of {len(sizes)} features have a scale unsuitable for "
+        f"learning: {listed(shown)}; standardise them: preprocess=fl.Standardised() of the "
         "dataset, or dataset.standardise 'on' in a config; token ids need vocabulary="
     )
 

@@ -90,7 +90,7 @@ def _task_of(name: str, columns: np.ndarray) -> Task:
     if not (scale > 0).all():
         raise ValueError(
             f"{name}: all targets of column {int(np.argmin(scale))} are {centre[scale == 0][0]:g}; "
-            "leave it out"
+            "remove it"
         )
     return regression(tuple(centre.tolist()), tuple(scale.tolist()))
 
@@ -201,17 +201,17 @@ def per_pixel_dataset(
     if len(values) and not 0 <= values[0] <= values[-1] < min(most, 256):
         raise ValueError(
             f"{name}: masks run from {values[0]} to {values[-1]} for {most} classes; number the "
-            f"classes from 0, and give pixels without a class {ignored}"
+            f"classes from 0, and label pixels without a class {ignored}"
         )
     if len(values) < 2:
         raise ValueError(
-            f"{name}: masks have {'one class' if len(values) else 'no class'} beside pixels that "
-            f"are not labelled, {ignored}; number the classes 0, 1, ..."
+            f"{name}: masks have {'one class' if len(values) else 'no class'} besides unlabelled "
+            f"pixels, {ignored}; number the classes 0, 1, ..."
         )
     if not (labelled := known.any((1, 2))).all():
         raise ValueError(
             f"{name}: {np.sum(~labelled)} images have no labelled pixel, first image "
-            f"{np.argmin(labelled)}; leave them out"
+            f"{np.argmin(labelled)}; drop them"
         )
     # class by class: a one-hot array would take `most` times the memory of the masks
     counts = np.stack([np.sum((targets == i) & known, (1, 2)) for i in range(most)], 1)
@@ -228,6 +228,6 @@ def per_pixel_dataset(
     if not is_image(size) or size[:2] != targets.shape[1:]:
         raise ValueError(
             f"{name}: masks are {list(targets.shape[1:])} pixels, and a sample is "
-            f"{described(size)}; give images and masks of one size"
+            f"{described(size)}; give images and masks of the same size"
         )
     return dataset

@@ -149,7 +149,7 @@ def test_some_classes_keep_order_and_the_publishers_sets():
     assert sets(few) == {"train": [5, 0, 1, 2], "test": [3, 4]}
     with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):
         of_classes(WHOLE, ("a", "x"))
-    with pytest.raises(ValueError, match="classes has a name twice"):
+    with pytest.raises(ValueError, match="classes contains a name twice"):
         of_classes(WHOLE, ("a", "a"))
     with pytest.raises(ValueError, match="come with their samples"):
         of_classes(dataclasses.replace(WHOLE, clients=CLIENTS), ("a",))
@@ -171,7 +171,7 @@ MASK = np.arange(12) < 3
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (FIRST._replace(test=FIRST.train), "sample 0 is in train and in test; take it out of one"),
+        (FIRST._replace(test=FIRST.train), "sample 0 is in train and in test; remove it from one"),
         (FIRST._replace(val=np.array([5])), "sample 5 is in val and in test"),
         (FIRST._replace(train=np.array([1, 0, 1])), r"train has sample 1 twice.*np.unique\("),
         (FIRST._replace(train=np.array([0, 12])), "train has index 12; there are 12 samples, so"),
@@ -240,13 +240,16 @@ def test_a_hopeless_split_is_refused(clients, message):
 
 
 NOTED = {
-    "3 samples that some clients train on test others": (FIRST, SECOND._replace(test=FIRST.train)),
+    "3 training samples of some clients are test samples of others": (
+        FIRST,
+        SECOND._replace(test=FIRST.train),
+    ),
     "2 samples are train samples of several": (FIRST, SECOND._replace(train=np.array([1, 2, 6]))),
     "3 samples are test samples of several clients": (FIRST, SECOND._replace(test=FIRST.test)),
     "client 1 of 2 without training samples": (FIRST, SECOND._replace(train=[])),
     "client 0 of 2 without test samples": (FIRST._replace(test=[]), SECOND),
-    "client 0 of 2 with test samples of classes without training samples there, 16.7 points of the "
-    "mean accuracy": (FIRST._replace(train=np.array([0, 1])), client([6, 7, 8], [9, 10, 11])),
+    "client 0 of 2 with test samples of classes absent from their training samples, 16.7 points of "
+    "the mean accuracy": (FIRST._replace(train=np.array([0, 1])), client([6, 7, 8], [9, 10, 11])),
     "client 1 of 2 with a single class": (FIRST, client([6], [9])),
 }
 

@@ -73,9 +73,9 @@ def test_pandas_is_taken():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([[1, 2], [3]] * 2, r"cannot be made an array .* give a NumPy array, of samples of one"),
+        ([[1, 2], [3]] * 2, r"cannot be converted to an array .* give a NumPy array of samples of"),
         ({1, 2}, "inputs is a set; give a NumPy array"),
-        ([], "inputs are float64|cannot be made|0 samples but labels"),
+        ([], "inputs are float64|cannot be converted|0 samples but labels"),
         ({}, r"inputs are empty; give an array \[N, ...\]"),
         (np.array(ROWS) > 2, r"inputs are bool; .* give inputs.astype\(np.float32\), or np.uint8"),
         ([["x", "y"]] * 4, "inputs are <U1; they must be integers or floats"),
@@ -108,11 +108,11 @@ def test_grey_images_of_bytes_need_no_axis_of_channels():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.eye(2)[[0, 1, 1, 0]], r"shape \(4, 2\); .* a sample, \[N\]; labels.argmax"),
-        (np.full((4, 2), 0.5), r"a sample, \[N\]$"),
+        (np.eye(2)[[0, 1, 1, 0]], r"shape \(4, 2\); .* per sample, \[N\]; labels.argmax"),
+        (np.full((4, 2), 0.5), r"per sample, \[N\]$"),
         ([0, 1, 1 << 40, 0], r"labels run from 0 to 1.09951e\+12; they must be from 0 to 99,999"),
         (np.array([0, 1, 1 << 63, 0], np.uint64), "they must be from 0 to 99,999"),
-        ([0, 1, -1, 0], "labels run from -1 to 1; .*; -1 often marks a sample without one"),
+        ([0, 1, -1, 0], "labels run from -1 to 1; .*; -1 often marks a missing label"),
         ([0, 1, 0.5, 0], "labels have values such as 0.5"),
         ([0.0, 1, np.nan, 0], "values such as nan"),
         ({0, 1}, "labels is a set; give a NumPy array"),
@@ -141,7 +141,7 @@ MASKED = np.ma.array([0, 1, 1, 0], mask=[0, 0, 1, 0])
 )
 @pytest.mark.filterwarnings("ignore:Warning. converting a masked element")
 def test_masked_values_are_refused(given):
-    with pytest.raises(ValueError, match=r"has 1 masked values of .*values.filled\(0\), or leave"):
+    with pytest.raises(ValueError, match=r"has 1 masked values of .*values.filled\(0\), or drop"):
         fl.Dataset("d", **{"inputs": ROWS, "labels": LABELS, "class_names": NAMES} | given)
 
 

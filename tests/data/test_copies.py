@@ -20,7 +20,7 @@ FORMS = {
     "tokens": RNG.integers(0, 50, (COUNT, 6)),
     "a dict": {"x": RNG.normal(size=(COUNT, 5, 2)), "age": RNG.normal(size=COUNT)},
 }
-WHOLE = f"all {COUNT} test samples are training samples, too"
+WHOLE = f"all {COUNT} test samples are also training samples"
 
 
 def doubled(form: str, labels=LABELS, changed: int = 0, **fields) -> fl.Dataset:
@@ -43,10 +43,13 @@ def test_a_test_set_that_is_the_training_set_is_refused(form, of, caplog):
     if of == "clients":
         clients = [fl.ClientIndices(FIRST[i::2], NONE, SECOND[i::2]) for i in range(2)]
         sets = {"clients": tuple(clients)}
-    with pytest.raises(ValueError, match=f"^d: {WHOLE}, so that .*; give other samples"):
+    with pytest.raises(ValueError, match=f"^d: {WHOLE}, so .*; give other test samples"):
         doubled(form, **sets)
-    assert "10 of 40 test samples (25.0%) are train" in doubled(form, changed=30, **sets).copied[0]
-    assert "d: 10 of 40 test samples (25.0%) are train samples, too: copies" in caplog.text
+    assert (
+        "10 of 40 test samples (25.0%) are also train"
+        in doubled(form, changed=30, **sets).copied[0]
+    )
+    assert "d: 10 of 40 test samples (25.0%) are also train samples: scores on" in caplog.text
     assert not doubled(form, changed=COUNT, **sets).copied
     assert doubled(form, 1 - LABELS, **sets).copied  # as others have labelled them
 
@@ -73,7 +76,7 @@ def test_repeated_rows_of_few_values_are_told_alone(caplog):
     with caplog.at_level(logging.WARNING):
         sets = {"train": FIRST, "test": SECOND}
         dataset = fl.Dataset("d", rows, np.tile(LABELS, 2), NAMES, official=sets)
-    assert "d: 40 of 40 test samples (100.0%) are train samples, too" in caplog.text
+    assert "d: 40 of 40 test samples (100.0%) are also train samples" in caplog.text
     plain = fl.Dataset("d", rows, np.tile(LABELS, 2), NAMES)
     for each in (dataset, plain):  # told before, and what chance makes
         assert not split_notes(each, fl.make_partition("iid", each, 2))

@@ -90,7 +90,9 @@ def test_what_has_no_features_is_one_line():
     flat = fl.SplitModel(Flat(4), fl.models.Linear(3))
     variables = flat.init(jax.random.key(0), np.zeros((1, 16, 16, 3), np.float32))
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), variables)
-    with pytest.raises(ValueError, match="mine: the extractor gives features that are not finite"):
+    with pytest.raises(
+        ValueError, match="mine: the extractor returns features that are not finite"
+    ):
         fl.extract_features(images(3), flat, broken)
     with pytest.raises(ValueError, match="model 'the extractor' is "):
         fl.extract_features(images(3), {}, COLOUR)

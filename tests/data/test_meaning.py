@@ -38,7 +38,7 @@ def of_names(*names: str) -> str:
 )
 def test_classes_that_print_alike_are_said(first, second):
     line = of_names(first, "dog", second)
-    assert "differ by capitals, spaces or the form" in line and line.isprintable()
+    assert "only differ in case, spaces or the form" in line and line.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def in_sites(*lists: str, **sets) -> str:
 )
 def test_sites_of_several_codings_are_said(lists):
     line = in_sites(*lists)
-    assert "classes are joined by name, and differ: group 0 has" in line
+    assert "classes are matched by name, but differ: group 0 has" in line
     if len(lists) == 2:
         assert "train has" in in_sites(*lists, train=0, test=1)
         assert "client 0 has" in in_sites(*lists, clients=True)

@@ -249,7 +249,7 @@ def test_several_clients_a_group_and_few_of_the_groups():
 
 
 def test_groups_without_a_client_are_counted():
-    line = "groups have no client: their samples are not used"
+    line = "groups have no client: their samples are unused"
     found = [split_notes(OWNED, make_partition("natural", OWNED, n)) for n in (1, 2, 3, 6)]
     counted = [[note for note in notes if line in note] for notes in found]
     assert counted == [[f"2 of 3 {line}"], [f"1 of 3 {line}"], [], []]
@@ -260,8 +260,8 @@ def test_groups_without_a_client_are_counted():
 @pytest.mark.parametrize(
     "clients, options, message",
     [
-        (4, {}, "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple"),
-        (3, {"tested": "new_groups"}, "num_clients is 3, and d has 3 groups; tested='new_groups'"),
+        (4, {}, "num_clients is 4; d has 3 groups: use at most as many clients, or a multiple"),
+        (3, {"tested": "new_groups"}, "num_clients is 3, but d has 3 groups; tested='new_groups'"),
         (15, {}, "a group has 4 samples for 5 clients"),
     ],
 )
@@ -271,7 +271,7 @@ def test_wrong_options_are_one_line(clients, options, message):
 
 
 def test_a_set_without_groups():
-    with pytest.raises(ValueError, match=r"partition natural needs Dataset\.groups, .* and d has"):
+    with pytest.raises(ValueError, match=r"partition natural needs Dataset\.groups, .* but d has"):
         make_partition("natural", dataclasses.replace(OWNED, groups=None), 3)
     with pytest.raises(ValueError, match="groups of float64"):
         dataclasses.replace(OWNED, groups=np.zeros(24))
@@ -289,9 +289,9 @@ def test_persons_with_few_samples_are_left_out_or_named():
         make_partition("natural", dataset, 4)
     clients = make_partition("natural", dataset, 2, min_samples=2)
     assert [set(groups[np.concatenate(c)]) for c in clients] == [{8}, {9}]
-    with pytest.raises(ValueError, match="d has 2 groups of at least 2 samples: take at most"):
+    with pytest.raises(ValueError, match="d has 2 groups of at least 2 samples: use at most"):
         make_partition("natural", dataset, 3, min_samples=2)
-    with pytest.raises(ValueError, match="min_samples is 6, and the largest group of d has 5"):
+    with pytest.raises(ValueError, match="min_samples is 6, but the largest group of d has 5"):
         make_partition("natural", dataset, 1, min_samples=6)
     few = make_partition("natural", dataset, 2, min_samples=2, tested="new_groups")
     assert {*groups[np.concatenate([c.test for c in few])]} == {4, 6}

@@ -209,7 +209,7 @@ def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
         ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
-        ("iid", {"sets": "official", "train_share": 0.8}, "set val_share only"),
+        ("iid", {"sets": "official", "train_share": 0.8}, "only set val_share"),
         ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
         ("iid", {"stratified": "no"}, "stratified is 'no'; it must be True or False"),
     ],

@@ -78,7 +78,7 @@ def test_labels_of_other_classes_are_hidden(caplog):
     assert not caplog.messages
     alike = fl.Dataset("alike", images(6), np.arange(6) % 3, tuple("abC"))
     assert not beside(DATASET, alike).public_is_labelled
-    assert "its labels are hidden, since its classes are a, b, C, and not a, b, c, d" in caplog.text
+    assert "its labels are hidden, as its classes are a, b, C, not a, b, c, d" in caplog.text
 
 
 def test_classes_in_another_order_are_found_by_name():
@@ -108,7 +108,7 @@ def test_ids_of_other_tokens_are_refused():
         return fl.Dataset("t", np.array([[first, 1], [first, 2]]), [0, 1], ("a", "b"), **fields)
 
     assert beside(texts("cat", 0), texts("cat", 1)).public_is_labelled
-    with pytest.raises(ValueError, match="token ids are of other tokens"):
+    with pytest.raises(ValueError, match="token ids mean other tokens"):
         beside(texts("cat", 0), texts("dog", 1))
 
 
@@ -130,7 +130,7 @@ def test_a_set_that_holds_the_clients_samples_is_refused():
     """Whatever its name is: clients may test on them."""
     both = np.concatenate([images(3), DATASET.inputs[40:42]])
     other = fl.Dataset("larger", both, np.arange(5) % 4, tuple("abcd"))
-    with pytest.raises(ValueError, match="'larger', of which 2 samples are in own, too"):
+    with pytest.raises(ValueError, match="'larger', of which 2 samples are also in own,"):
         beside(DATASET, other)
 
 

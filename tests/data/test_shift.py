@@ -127,7 +127,7 @@ def test_sets_that_have_no_shift():
     rows = Dataset("rows", np.zeros((48, 3), np.float32), LABELS, DATASET.class_names)
     with pytest.raises(ValueError, match="shift is 'rotate/2', but rows has no images"):
         shifted(rows, "rotate/2")
-    with pytest.raises(ValueError, match="d has groups of its own, which its domains would"):
+    with pytest.raises(ValueError, match="d has its own groups, which the domains would"):
         shifted(dataclasses.replace(DATASET, groups=LABELS), "rotate/2")
 
 

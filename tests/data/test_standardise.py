@@ -77,14 +77,16 @@ def test_splits_may_share_a_scale():
     ],
 )
 def test_what_cannot_be_standardised_is_refused(dataset):
-    with pytest.raises(ValueError, match="t cannot be standardised: its samples are not floats"):
+    with pytest.raises(
+        ValueError, match="t cannot be standardised: its stored samples are not floats"
+    ):
         fl.standardised(dataset, SPLIT)
 
 
 def test_features_of_another_scale_are_said():
     dataset = table(fl.AsStored())
     with pytest.warns(
-        UserWarning, match=r"1 of 4 features are of another scale .*: 1 \(1\.03e\+03"
+        UserWarning, match=r"1 of 4 features have a scale unsuitable .*: 1 \(1\.03e\+03"
     ):
         fl.make_federation_data(dataset, SPLIT, federation(dataset))
     whole = table(fl.AsStored(), ROWS.astype(int))

@@ -51,7 +51,7 @@ def test_targets_of_training_samples_alone_set_the_units():
     marked = multi_label_dataset("toy", X, MARKS)
     assert standardised_targets(marked, partition) is marked
     alike = np.where(np.isin(np.arange(len(Y)), train), 1.0, Y)
-    with pytest.raises(ValueError, match="toy: all targets of column 0 are 1; leave it out"):
+    with pytest.raises(ValueError, match="toy: all targets of column 0 are 1; remove it"):
         standardised_targets(regression_dataset("toy", X, alike), partition)
 
 
@@ -115,7 +115,7 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
     [
         (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "NaN, infinite"),
         (lambda: regression_dataset("toy", X, 1e300 * Y), "or above 3.4"),
-        (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; leave it out"),
+        (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; remove it"),
         (lambda: regression_dataset("toy", X, Y[:50]), "50"),
         (lambda: regression_dataset("toy", X, Y, bins=0), "bins is 0"),
         (lambda: multi_label_dataset("toy", X, MARKS + 1), "of 0 and 1"),
@@ -126,11 +126,11 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS / 2), "float64; give whole numbers"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS - 1), "run from -1 to 0 for 1 classes"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ("a",)), "from 0 to 1 for 1 classes"),
-        (lambda: per_pixel_dataset("toy", IMAGES, 255 * MASKS), "one class beside pixels"),
-        (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()), "not labelled, 1"),
+        (lambda: per_pixel_dataset("toy", IMAGES, 255 * MASKS), "one class besides unlabelled"),
+        (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()), "unlabelled pixels, 1"),
         (lambda: per_pixel_dataset("toy", IMAGES, EMPTY_LAST), "1 images have .* first image 59"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS[:, :3]), r"are \[3, 3\] pixels, and a"),
-        (lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"), "would not turn"),
+        (lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"), "does not rotate the masks"),
     ],
 )
 def test_wrong_targets_are_refused(make, words):

@@ -389,7 +389,7 @@ def natural(
     """
     if dataset.groups is None:
         raise ValueError(
-            f"partition natural needs Dataset.groups, the person or place of each sample, and "
+            f"partition natural needs Dataset.groups, the person or place of each sample, but "
             f"{dataset.name} has none; choose another partition"
         )
     owners = _owners(dataset, dataset.groups, num_clients, tested, min_samples)
@@ -418,19 +418,19 @@ def _owners(
     owners = known[sizes >= min_samples]
     if not len(owners):
         raise ValueError(
-            f"min_samples is {min_samples}, and the largest group of {dataset.name} has "
+            f"min_samples is {min_samples}, but the largest group of {dataset.name} has "
             f"{sizes.max(initial=0)} samples"
         )
     large = f" of at least {min_samples} samples" if min_samples > 1 else ""
     if num_clients > len(owners) and num_clients % len(owners):
         raise ValueError(
-            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups{large}: take "
+            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups{large}: use "
             "at most as many clients, or a multiple of it"
         )
     if tested == "new_groups" and num_clients >= len(known):
         raise ValueError(
-            f"num_clients is {num_clients}, and {dataset.name} has {len(known)} groups; "
-            "tested='new_groups' needs groups that no client has: take fewer clients"
+            f"num_clients is {num_clients}, but {dataset.name} has {len(known)} groups; "
+            "tested='new_groups' needs groups without a client: use fewer clients"
         )
     return owners
 
@@ -457,7 +457,7 @@ def _deal(indices: np.ndarray, clients: int, rng: np.random.RandomState) -> list
     """Distributes indices at random into parts of equal size, each in stored order."""
     if len(indices) < clients:
         raise ValueError(
-            f"a group has {len(indices)} samples for {clients} clients; take fewer clients"
+            f"a group has {len(indices)} samples for {clients} clients; use fewer clients"
         )
     parts = np.array_split(rng.permutation(indices), clients) if clients > 1 else [indices]
     return [np.sort(part) for part in parts]

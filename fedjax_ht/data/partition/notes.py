@@ -31,7 +31,7 @@ def check_split(dataset: Dataset, partition: Partition) -> None:
         )
     if not any(len(client.test) for client in partition):
         raise ValueError(
-            f"no client of the split of {dataset.name} has a test sample, so that there is no "
+            f"no client of the split of {dataset.name} has a test sample, so there is no "
             "accuracy; give each fl.ClientIndices a test array, or choose a partition with "
             "train_share + val_share below 1"
         )
@@ -39,8 +39,8 @@ def check_split(dataset: Dataset, partition: Partition) -> None:
     if len(classes) == 1 and dataset.targets is None:
         raise ValueError(
             f"all {train.sum()} training samples of {dataset.name} are of class "
-            f"{dataset.class_names[classes[0]]!r}; a classifier needs samples of two classes or "
-            "more"
+            f"{dataset.class_names[classes[0]]!r}; a classifier needs samples of at least two "
+            "classes"
         )
 
 
@@ -66,8 +66,8 @@ def _shared_notes(partition: Partition) -> list[str]:
     leaked = np.intersect1d(train, held_out)
     if len(leaked):
         notes.append(
-            f"{len(leaked)} samples that some clients train on test others, first sample "
-            f"{leaked[0]}; what clients learn from each other then includes the answers: keep "
+            f"{len(leaked)} training samples of some clients are test samples of others, first "
+            f"sample {leaked[0]}; clients then learn the answers from each other: keep "
             "training samples out of every test set"
         )
     for name, indices in (("train", train), ("test", held_out)):
@@ -76,7 +76,7 @@ def _shared_notes(partition: Partition) -> list[str]:
         if len(shared):
             notes.append(
                 f"{len(shared)} samples are {name} samples of several clients, first sample "
-                f"{shared[0]}; deal every sample to one client, unless clients are meant to share "
+                f"{shared[0]}; assign every sample to one client, unless clients should share "
                 "data"
             )
     return notes
@@ -91,7 +91,7 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
     if len(present) == len(groups):
         return []
     absent = len(groups) - len(present)
-    return [f"{absent} of {len(groups)} groups have no client: their samples are not used"]
+    return [f"{absent} of {len(groups)} groups have no client: their samples are unused"]
 
 
 def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
@@ -101,12 +101,12 @@ def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     if len(untrained):
         notes.append(
             f"{clients(untrained)} of {len(train)} without training samples, which are scored "
-            "untrained; give them some, or leave them out"
+            "untrained; give them some, or remove them"
         )
     if len(untested):
         notes.append(
             f"{clients(untested)} of {len(test)} without test samples, which no mean accuracy "
-            "counts; a smaller train_share or more samples a client give them some"
+            "includes; use a smaller train_share or more samples per client"
         )
     return notes
 
@@ -120,7 +120,7 @@ def _class_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     if of_mean >= FOREIGN:
         notes.append(
             f"{clients(np.flatnonzero(foreign))} of {len(test)} with test samples of classes "
-            "without training samples there, "
+            "absent from their training samples, "
             f"{100 * of_mean:.3g} points of the mean accuracy: only other clients can teach them; "
             "stratified=True, if the partition has it, puts each class of a client into both sets"
         )

@@ -160,7 +160,7 @@ def make_partition(
     if not any(len(client.test) for client in partition):
         raise ValueError(
             f"partition {kind!r} leaves none of {num_clients} clients a test sample; {place}: "
-            "lower num_clients, train_share or val_share, or leave out stratified"
+            "lower num_clients, train_share or val_share, or remove stratified"
         )
     return partition
 
@@ -209,21 +209,21 @@ def _check_classes(kind: str, num_clients: int, num_classes: int, classes_per_cl
     if kind == "class_shares" and classes_per_client * num_clients % num_classes:
         raise ValueError(
             f"classes_per_client * num_clients is {classes_per_client * num_clients}; it must be a "
-            f"multiple of the {num_classes} classes, so that each class has equally many owners"
+            f"multiple of the {num_classes} classes, so that all have the same number of owners"
         )
 
 
 def _check_shares(sets: str, train_share: float | None, val_share: float) -> None:
     if sets == "official" and train_share is not None:
         raise ValueError(
-            f"train_share is {train_share} with sets='official', whose test set is given; set "
-            "val_share only"
+            f"train_share is {train_share} with sets='official', whose test set is given; only "
+            "set val_share"
         )
     train_share = 0.75 if train_share is None else train_share
     if sets == "merged" and train_share + val_share > 1 + 1e-9:
         raise ValueError(
-            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test "
-            "is the rest"
+            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1; the "
+            "rest is for testing"
         )
 
 

@@ -64,8 +64,8 @@ def test_kinds_of_samples():
 @pytest.mark.parametrize(
     ("labels", "line"),
     [
-        ([1, 2, 1, 2], "1 of 3 classes have no sample: class a; labels run from 1 to 2, so that"),
-        ([0, 2, 0, 2], "1 of 3 classes have no sample: class b"),
+        ([1, 2, 1, 2], "1 of 3 classes have no samples: class a; labels run from 1 to 2, so cl"),
+        ([0, 2, 0, 2], "1 of 3 classes have no samples: class b"),
         ([0, 0, 0, 0], "all 4 samples are of one class, a"),
     ],
 )
@@ -80,7 +80,7 @@ def test_labels_in_memory_that_look_wrong_are_said_once(caplog, labels, line):
 def test_images_in_memory_that_are_nearly_black_are_said(caplog):
     digits = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8) % 17
     fl.Dataset("digits", digits, LABELS, ("a", "b"))
-    assert "run from 0 to 16, nearly black where 255 is white; multiply them by 15" in caplog.text
+    assert "run from 0 to 16, nearly black if 255 is white; multiply them by 15" in caplog.text
 
 
 DATA = """

@@ -124,7 +124,7 @@ def test_the_vocabulary_of_a_dataset():
     assert Dataset("d", tokens, labels, ("a", "b"), vocabulary=5).vocabulary == 5
     with pytest.raises(ValueError, match="d: token ids run from 0 to 4; with vocabulary 4 they"):
         Dataset("d", tokens, labels, ("a", "b"), vocabulary=4)
-    with pytest.raises(ValueError, match="vocabulary is 4, which is for tokens, an integer array"):
+    with pytest.raises(ValueError, match="vocabulary is 4, but inputs are not tokens, integers"):
         Dataset("d", tokens.astype(float), labels, ("a", "b"), vocabulary=4)
 
 
@@ -261,7 +261,7 @@ def test_a_folder_has_a_text_of_each_author(tmp_path, caplog):
     assert dataset.groups.tolist() == [0, 0, 1] and dataset.inputs.dtype == np.uint16
     assert dataset.reading.group_names == ("ann", "bob") and dataset.vocabulary == len(texts)
     assert "left out: notes.md (no .txt file)" in caplog.text
-    assert "have no sample" not in caplog.text
+    assert "have no samples" not in caplog.text
 
 
 def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
