@@ -141,7 +141,7 @@ def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str,
         raise ValueError(
             f"the states of {program.federation.num_clients} clients take {needed / 1e9:.1f} GB on "
             f"a device, where {free / 1e9:.1f} GB are free; set client_store to 'host' on a GPU, "
-            "or take fewer clients or smaller models"
+            "or use fewer clients or smaller models"
         )
 
 
@@ -367,8 +367,8 @@ def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
     ids = np.asarray(only)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
-            f"only has {ids.dtype} {list(ids.shape)}; it must be a list of clients' ids, integers: "
-            "np.flatnonzero(mask) gives those of a mask"
+            f"only has {ids.dtype} {list(ids.shape)}; it must be a list of integer client ids: "
+            "np.flatnonzero(mask) converts a mask"
         )
     if ids.size and not 0 <= ids.min() <= ids.max() < num_clients:
         raise ValueError(

@@ -76,7 +76,7 @@ class Divergence:
         before = "" if lowest == math.inf else f", after {lowest:.3g} before"
         return [
             f"{subject} is {loss:.3g}{before}, where guessing has {self.guessing:.3g}: training "
-            f"diverges, though it is finite; lower {rate}, or clip gradients"
+            f"is finite but diverges; lower {rate}, or clip gradients"
         ]
 
     def _clients_diverge(self, loss: float, lowest: float, row: Row) -> bool:

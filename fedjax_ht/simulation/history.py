@@ -62,8 +62,8 @@ def best(history: Sequence[Row]) -> Best:
     evaluations = evaluated(history)
     if not evaluations:
         raise ValueError(
-            f"history has {len(history)} rows, none with a test accuracy; best takes the history "
-            "that run returns"
+            f"history has {len(history)} rows, none with a test accuracy; give best the history "
+            "returned by run"
         )
     trials = {row.get("trial", 0) for row in history}
     if len(trials) > 1:
@@ -205,14 +205,14 @@ def check_start(state: SimulationState | None, history: Sequence[Row]) -> None:
     """Raises ValueError if history and state end at different rounds: two runs would be mixed."""
     if state is None:
         raise ValueError(
-            f"history has {len(history)} rows, and no state goes with it; give both, as run "
-            "returned them: run(simulation, rounds, state=state, history=history)"
+            f"history has {len(history)} rows, but its state is missing; give both, as returned "
+            "by run: run(simulation, rounds, state=state, history=history)"
         )
     last, done = history[-1]["round"], int(state.round)
     if last != done:
         raise ValueError(
-            f"history ends with round {last}, and state stands at round {done}; give the rows "
-            f"until then: [row for row in history if row['round'] <= {done}]"
+            f"history ends with round {last}, but state is at round {done}; give the rows "
+            f"up to then: [row for row in history if row['round'] <= {done}]"
         )
 
 
@@ -228,6 +228,6 @@ def not_finite(row: Row, named: set[str]) -> list[str]:
         return []
     named |= set(new)
     return [
-        f"the results of {listed(new, SHOWN)} are not finite and were left out; "
-        "simulation.find_fault(state) says where a round first goes wrong"
+        f"the results of {listed(new, SHOWN)} are not finite and were excluded; "
+        "simulation.find_fault(state) finds where a round first goes wrong"
     ]

@@ -91,27 +91,27 @@ class SimulationOptions:
         check_fields(self.attack, "attack.")
         if self.new_share and (self.privacy is not None or self.scoring.state == "trained"):
             raise ValueError(
-                f"new_share is {self.new_share}, for scores of clients that never train; leave "
-                "out privacy, which counts draws of all, and scoring.state 'trained'"
+                f"new_share is {self.new_share}, for scores of clients that never train; remove "
+                "privacy, which counts draws of all clients, and scoring.state 'trained'"
             )
         if self.privacy is not None and self.privacy.unit == "client":
             for field in ("uplink", "robust"):
                 if getattr(self, field):
                     raise ValueError(
-                        f"privacy.unit is 'client', which hides sums alone; {field} must then be "
+                        f"privacy.unit is 'client', which only hides sums; {field} must then be "
                         "empty"
                     )
         if self.privacy is not None and self.select is not None:
             raise ValueError(
-                f"select is {self.select.name}, which sees the losses of single clients, and "
-                "epsilon is known only for uniform draws; leave it out, or privacy"
+                f"select is {self.select.name}, which sees the losses of single clients, but "
+                "epsilon is only known for uniform draws; remove it or privacy"
             )
         if self.privacy is not None and self.devices_profile is not None:
             for field in ("available", "deadline"):
                 if getattr(self.devices_profile, field):
                     raise ValueError(
-                        f"devices_profile.{field} is set, and epsilon is known only where all "
-                        "clients can take part; leave it out, or privacy"
+                        f"devices_profile.{field} is set, but epsilon is only known if all "
+                        "clients can take part; remove it or privacy"
                     )
 
     @property

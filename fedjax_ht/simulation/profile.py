@@ -51,16 +51,16 @@ class Profile:
         for name, rates in self.rates().items():
             if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
                 raise ValueError(
-                    f"devices_profile.{name} is not one number above 0 for each client"
+                    f"devices_profile.{name} must have one number above 0 for each client"
                 )
         if self.deadline and not self.rates():
             raise ValueError(
-                f"devices_profile.deadline is {self.deadline}, and nothing takes time; give flops, "
+                f"devices_profile.deadline is {self.deadline}, but nothing takes time; set flops, "
                 "up or down"
             )
         if self.late == "arrives" and not self.deadline:
             raise ValueError(
-                "devices_profile.late is 'arrives', and without a deadline nothing is late; set "
+                "devices_profile.late is 'arrives', but nothing is late without a deadline; set "
                 "deadline"
             )
 
@@ -84,9 +84,8 @@ class Profile:
                 )
         if self.late == "arrives" and method.wire.redrawn:
             raise ValueError(
-                f"devices_profile.late is 'arrives', but an upload of {method.name} means "
-                "something else a round later: its server works out what it has sent in this very "
-                "one; only 'lost' is possible"
+                f"devices_profile.late is 'arrives', but an upload of {method.name} is only valid "
+                "in its own round, as its server uses what it sent in that round; use 'lost'"
             )
 
     def seconds(

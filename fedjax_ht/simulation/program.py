@@ -202,7 +202,7 @@ def bind(
     _require_classes(options, federation)
     if options.scoring.neighbours is not None and method.view.features is None:
         raise ValueError(
-            f"scoring.neighbours compares features, and {method.name} has none; leave it out"
+            f"scoring.neighbours compares features, but {method.name} has none; remove it"
         )
     sums = functools.partial(simulation_sums, method, federation, data, options, numbers)
     federation, data = _for_method(method, with_frozen_variables(federation), data)
@@ -272,7 +272,7 @@ def _require_classes(options: SimulationOptions, federation: Federation) -> None
     }
     for name, is_on in chosen.items():
         if is_on and federation.task is not CLASSIFICATION:
-            raise ValueError(f"{name} is for classes, not for {federation.task.name}; leave it out")
+            raise ValueError(f"{name} is for classes, not for {federation.task.name}; remove it")
 
 
 def simulation_sums(
@@ -338,14 +338,16 @@ def _checked_settings(method: Method, settings: PyTree) -> PyTree:
     for path, number in jax.tree_util.tree_leaves_with_path(numbers):
         if number.shape:
             raise ValueError(
-                f"settings{jax.tree_util.keystr(path)} has {list(number.shape)} values; a run has "
-                "one of each: make a simulation for each value"
+                f"settings{jax.tree_util.keystr(path)} has {list(number.shape)} values; a run "
+                "takes one of each: make a simulation for each value"
             )
     varies, name = method.vary is not None, method.name
     if varies and not jax.tree.leaves(numbers):
-        raise ValueError(f"{name} has settings that vary, and none are given; pass settings")
+        raise ValueError(f"{name} has settings that vary, but none are given; pass settings")
     if jax.tree.leaves(numbers) and not varies:
-        raise ValueError(f"settings are given, but {name} has none that vary; make it by fl.varied")
+        raise ValueError(
+            f"settings are given, but {name} has none that vary; make it with fl.varied"
+        )
     return numbers
 
 

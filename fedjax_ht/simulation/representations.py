@@ -133,12 +133,12 @@ def _count_of(inputs: PyTree, stored: PyTree) -> int:
         forms.append([f"{x.dtype} [n, {', '.join(map(str, x.shape[1:]))}]" for x in leaves])
     if forms[0] != forms[1]:
         raise ValueError(
-            f"inputs are {' and '.join(forms[0])}; they must be {' and '.join(forms[1])}, as "
-            "the data set stores its samples"
+            f"inputs are {' and '.join(forms[0])}; they must be {' and '.join(forms[1])}, like "
+            "the stored samples of the data set"
         )
     count = len(jax.tree.leaves(inputs)[0])
     if not count:
-        raise ValueError("inputs have no sample")
+        raise ValueError("inputs have no samples")
     return count
 
 

@@ -125,7 +125,7 @@ def make_simulation(
     found = {name: np.size(part.splits["train"].count) for name, part in data.buckets.items()}
     if found != expected:
         raise ValueError(
-            f"data have the clients {found}, and the federation has {expected}; give "
+            f"data have the clients {found}, but the federation has {expected}; give "
             "make_federation_data the same federation"
         )
     for note in batch_notes(federation, method, data.counts["train"]):
@@ -190,7 +190,7 @@ def simulation_of(program: Program) -> Simulation:
     )
 
 
-REMEDY = "give a state that its own init() or run made"
+REMEDY = "give a state from its own init() or run"
 
 
 def _find_fault(program: Program, state: SimulationState, jit: bool = True) -> "Fault | None":
@@ -227,21 +227,21 @@ def state_check(program: Program) -> Callable[[Any], None]:
             )
         if len(state.last_round) != num_clients:
             raise ValueError(
-                f"state is of {len(state.last_round)} clients, and this simulation of {name!r} has "
+                f"state has {len(state.last_round)} clients, but this simulation of {name!r} has "
                 f"{num_clients}; {REMEDY}"
             )
         if set(state.clients) != set(program.clients):
             raise ValueError(
-                f"state has the architectures {', '.join(state.clients)}, and this simulation of "
-                f"{name!r} {', '.join(program.clients)}; {REMEDY}"
+                f"state has the architectures {', '.join(state.clients)}, but this simulation of "
+                f"{name!r} has {', '.join(program.clients)}; {REMEDY}"
             )
         server, clients = expected()
         differs = [b for b, form in clients.items() if _form(state.clients[b], 1) != form]
         if _form(state.server) != server or differs:
             part = f"a client of {differs[0]!r}" if differs else "the server"
             raise ValueError(
-                f"state is of another method or federation than this simulation of {name!r}: "
-                f"{part} has other arrays; {REMEDY}"
+                f"state is from another method or federation than this simulation of {name!r}: "
+                f"{part} has different arrays; {REMEDY}"
             )
 
     return check
@@ -308,14 +308,14 @@ def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray
         clients = [i for i in federation.members(bucket) if is_alone[i]]
         if not clients:
             continue
-        remedy = "give each client two training samples or more (min_samples=3)"
+        remedy = "give each client at least two training samples (min_samples=3)"
         if training.batch_size == 1:
             remedy = "set batch_size to 2 or more"
         elif not training.drop_remainder:
-            remedy = "leave out the last, partial batch (drop_remainder=True)"
+            remedy = "drop the last, partial batch (drop_remainder=True)"
         notes.append(
             f"{listed_clients(clients)} of model {bucket.name!r} with training batches of a single "
-            f"sample, of which batch norm ({bucket.flat_norms[0]}) makes the same whatever the "
-            f"sample is: {remedy}, or norm by group or layer"
+            f"sample, which batch norm ({bucket.flat_norms[0]}) maps to a constant: "
+            f"{remedy}, or use group or layer norm"
         )
     return notes

@@ -92,7 +92,7 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
         forms = uplink_forms(method, federation, Channel()).values()
         if attack.kind == "counts" and not any(map(has_counts, forms)):
             raise ValueError(
-                f"attack.kind is 'counts', and clients of {method.name} send no counts; choose "
+                f"attack.kind is 'counts', but clients of {method.name} send no counts; choose "
                 "another kind"
             )
 

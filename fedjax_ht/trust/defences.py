@@ -193,8 +193,8 @@ def _defended(defences: Sequence[Defence], method: Method) -> Method:
         for defence in defences:
             if defence.by_entry and not same_entries:
                 raise ValueError(
-                    f"robust is {defence.name}, but the same entry means another thing in each "
-                    f"client's upload of {method.name}; take norm_bound"
+                    f"robust is {defence.name}, but an entry has a different meaning in each "
+                    f"client's upload of {method.name}; use norm_bound"
                 )
 
     def server_update(federation, server, received: dict[str, Received], ctx):

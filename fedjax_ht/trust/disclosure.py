@@ -79,16 +79,16 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
         counts, rows = _clear_sources(uplink, sources)
         if (counts | rows) & {STATE, SAMPLES, COUNT}:
             raise ValueError(
-                f"{unit}, but clients of {name} say which rows or counts they have, which depends "
-                "on their data and which no noise hides"
+                f"{unit}, but clients of {name} reveal which rows or counts they have, which "
+                "depends on their data and has no noise"
             )
         if sums and IDENTITY in counts:
             raise ValueError(
-                f"{unit}, but clients of {name} send counts of their own; a sum has to weigh alike"
+                f"{unit}, but clients of {name} send their own counts; a sum needs equal weights"
             )
     if sums and method.wire.server_reads != "sums":
         raise ValueError(
-            f"{unit}, but the server of {name} reads more than sums of uploads; take 'upload'"
+            f"{unit}, but the server of {name} reads more than sums of uploads; use 'upload'"
         )
 
 
@@ -99,14 +99,13 @@ def _check_code(method: Method, unit: str, sums: bool) -> None:
         return
     if sums:
         raise ValueError(
-            f"{unit}, but uploads of {method.name} are coded after they are clipped, and rounding "
-            "may make one longer than privacy.clip; take 'sample', or no code"
+            f"{unit}, but uploads of {method.name} are coded after clipping, and rounding "
+            "may bring their norm above privacy.clip; use 'sample', or no code"
         )
     if code.remembers:
         raise ValueError(
-            f"{unit}, but clients of {method.name} remember what their code leaves out, of an "
-            "upload that has no noise yet, and not of the one that they send; take 'sample', or no "
-            "code"
+            f"{unit}, but clients of {method.name} remember the coding error of the upload "
+            "without noise, not of the one that they send; use 'sample', or no code"
         )
 
 
@@ -140,7 +139,7 @@ def check_samples(method: Method, federation: Federation) -> None:
         for part in (bucket, bucket.shared):
             if part is not None and _normalises_by_batch(part):
                 raise ValueError(
-                    f"{unit}, but {part.name} normalises by batch; take model.norm='group', "
+                    f"{unit}, but {part.name} normalises by batch; use model.norm='group', "
                     "'layer' or 'none'"
                 )
         trainer = _StandIn(bucket, f"{unit}, but clients of {name}")
@@ -148,13 +147,13 @@ def check_samples(method: Method, federation: Federation) -> None:
         sources = union(sources)
         if SAMPLES in sources:
             raise ValueError(
-                f"{unit}, but clients of {name} send or keep what they make of samples besides "
-                "training by gradients"
+                f"{unit}, but clients of {name} send or keep results of samples other than "
+                "those of training by gradients"
             )
         if trainer.splits != ["train"] or LOOP in sources:
             raise ValueError(
-                f"{unit}, but clients of {name} do not train once a round; nobody counts their "
-                "steps"
+                f"{unit}, but clients of {name} do not train once a round; their steps are not "
+                "counted"
             )
 
 
@@ -176,9 +175,7 @@ class _StandIn:
         x, labels = zeros(self._bucket.input_shape), jnp.zeros(1, jnp.int32)
         out = loss_fn(params, stats, Batch(x, labels, jnp.ones(1, bool)), key)
         if out.rows is not None:
-            raise ValueError(
-                f"{self._refusal} send sums over samples by class, which have no noise"
-            )
+            raise ValueError(f"{self._refusal} send sums over samples by class, without noise")
         params = jax.tree.map(lambda x: x + out.value, params)
         return TrainingResult(params=params, stats=stats, loss=out.value, class_sums=None)
 

@@ -66,5 +66,5 @@ def test_methods_without_features_are_refused():
     method, federation = method_of("local"), federation_for("local")
     method = method._replace(view=method.view._replace(features=None))
     options = SimulationOptions(scoring=Scoring(neighbours=3))
-    with pytest.raises(ValueError, match="neighbours compares features, and local has"):
+    with pytest.raises(ValueError, match="neighbours compares features, but local has"):
         make_simulation(method, federation, federation_data(federation), options)

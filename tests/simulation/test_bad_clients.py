@@ -123,7 +123,7 @@ def test_a_server_step_that_is_not_finite_is_not_taken():
 def test_behind_a_defence_everybody_arrives(name, defences):
     method = method_factory(name)(TRAINING, **settings(name))
     if method.wire.positions == "own" and defences != ("norm_bound",):
-        with pytest.raises(ValueError, match=f"robust is {defences[-1]}, .*; take norm_bound"):
+        with pytest.raises(ValueError, match=f"robust is {defences[-1]}, .*; use norm_bound"):
             simulation(name, GIANT, defences)
         return
     states, reports = played(simulation(name, GIANT, defences))

@@ -176,11 +176,14 @@ def test_without_rates_there_is_no_clock():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"up": np.array([1.0, 0.0])}, "devices_profile.up is not one number above 0 for each"),
-        ({"flops": np.array([np.inf])}, "devices_profile.flops is not one number above 0 for each"),
-        ({"down": np.float64(3.0)}, "devices_profile.down is not one number above 0 for each"),
-        ({"deadline": 3.0}, "devices_profile.deadline is 3.0, and nothing takes time; give flops"),
-        ({"up": UP, "late": "arrives"}, "without a deadline nothing is late; set deadline"),
+        ({"up": np.array([1.0, 0.0])}, "devices_profile.up must have one number above 0 for each"),
+        (
+            {"flops": np.array([np.inf])},
+            "devices_profile.flops must have one number above 0 for each",
+        ),
+        ({"down": np.float64(3.0)}, "devices_profile.down must have one number above 0 for each"),
+        ({"deadline": 3.0}, "devices_profile.deadline is 3.0, but nothing takes time; set flops"),
+        ({"up": UP, "late": "arrives"}, "nothing is late without a deadline; set deadline"),
         ({"deadline": -1.0, "up": UP}, "devices_profile.deadline is -1.0; it must be a number of"),
     ],
 )

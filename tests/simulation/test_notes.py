@@ -44,8 +44,8 @@ def federation(**fields) -> fl.Federation:
 RECIPE = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
 COUNTS = np.array([[8, 1, 9, 1]])  # clients 0 and 2 have the model with a norm
 ENDS = {
-    "set batch_size to 2 or more, or norm by group or layer": {"batch_size": 1},
-    "leave out the last, partial batch (drop_remainder=True), or n": {"drop_remainder": False},
+    "set batch_size to 2 or more, or use group or layer norm": {"batch_size": 1},
+    "drop the last, partial batch (drop_remainder=True), or use": {"drop_remainder": False},
 }
 
 
@@ -68,7 +68,7 @@ def test_a_batch_of_one_is_told_of(kind, end):
     (note,) = batch_notes(federation(kind=kind), method, COUNTS)
     named = "clients 0, 2" if "batch_size" in ENDS[end] else "client 2"
     norm = "base/BatchNorm_0" if kind == "flax" else "base/Norm_0"
-    assert note.startswith(f"{named} of model 'm' with training batches of a single sample, of wh")
+    assert note.startswith(f"{named} of model 'm' with training batches of a single sample, which")
     assert f"({norm})" in note and end in note
 
 

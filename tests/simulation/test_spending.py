@@ -97,7 +97,7 @@ def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
     "field, value", [("uplink", (gaussian_noise(0.1, 0.1),)), ("robust", (median(),))]
 )
 def test_changes_of_single_uploads_are_refused_beside_noise_on_sums(field, value):
-    with pytest.raises(ValueError, match=f"which hides sums alone; {field} must then be empty"):
+    with pytest.raises(ValueError, match=f"which only hides sums; {field} must then be empty"):
         SimulationOptions(privacy=Privacy("client"), **{field: value})
     SimulationOptions(privacy=Privacy("upload"), **{field: value})
 

@@ -86,9 +86,9 @@ def test_other_settings_compile_nothing(federation, compiled):
 def test_settings_must_fit(federation):
     data, method = federation_data(federation), varied(make, point(0))
     for chosen, settings, message in (
-        (method, (), "fedtgp has settings that vary, and none are given; pass settings"),
+        (method, (), "fedtgp has settings that vary, but none are given; pass settings"),
         (make(point(0)), point(0), "settings are given, but fedtgp has none that vary"),
-        (method, POINTS, r"settings\['rate'\] has \[2\] values; a run has one of each"),
+        (method, POINTS, r"settings\['rate'\] has \[2\] values; a run takes one of each"),
     ):
         with pytest.raises(ValueError, match=message):
             make_simulation(chosen, federation, data, OPTIONS, settings=settings)

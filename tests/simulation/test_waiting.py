@@ -128,7 +128,7 @@ def test_methods_whose_server_repeats_its_draws_are_marked(name):
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
     options = SimulationOptions(devices=1, devices_profile=waiting(8.0))
     if method.wire.redrawn:
-        message = f"late is 'arrives', but an upload of {name} means something"
+        message = f"late is 'arrives', but an upload of {name} is only valid"
         with pytest.raises(ValueError, match=message):
             make_simulation(method, federation, federation_data(federation), options)
         return

@@ -9,9 +9,9 @@ from fedjax_ht.trust.privacy import private
 from tests.federations import TRAINING, federation_for, normed_federation, uniform_federation
 from tests.method_wires import settings
 
-UPLOAD = "say which rows or counts they have"
-SAMPLE = "send or keep what they make of samples"
-SUMS = "reads more than sums of uploads; take 'upload'"
+UPLOAD = "reveal which rows or counts they have"
+SAMPLE = "send or keep results of samples other than"
+SUMS = "reads more than sums of uploads; use 'upload'"
 TWICE = "do not train once a round"
 TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
@@ -74,7 +74,7 @@ def test_every_method_is_listed():
 
 def test_a_model_that_normalises_by_batch_is_refused():
     method = private(METHODS["heterofl"](TRAINING, label_split=False), Privacy("sample"))
-    message = r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'"
+    message = r"but rate1.0 normalises by batch; use model.norm='group', 'layer' or 'none'"
     with pytest.raises(ValueError, match=message):
         method.check(normed_federation())
 
@@ -93,7 +93,7 @@ def counting(what):
 def test_counts_of_ones_own_are_refused():
     for what, line in [
         (lambda data, ctx: data.splits["train"].count, UPLOAD),
-        (lambda data, ctx: 1 + ctx.info.id, "send counts of their own; a sum has to weigh alike"),
+        (lambda data, ctx: 1 + ctx.info.id, "send their own counts; a sum needs equal weights"),
     ]:
         with pytest.raises(ValueError, match=line):
             private(counting(what), Privacy("client")).check(uniform_federation())
@@ -109,7 +109,7 @@ def test_training_twice_is_refused():
         client, _, _ = method.client_update(bucket, client, downlink, data, ctx)
         return method.client_update(bucket, client, downlink, data, ctx)
 
-    with pytest.raises(ValueError, match="do not train once a round; nobody counts their steps"):
+    with pytest.raises(ValueError, match="do not train once a round; their steps are not counted"):
         private(method._replace(client_update=client_update), Privacy("sample")).check(
             uniform_federation()
         )

@@ -81,13 +81,13 @@ BAD = {
     "precision is 'float16'": {"precision": "float16"},
     "evaluate.sample is 21; it must be at most the 20 clients": {"evaluate.sample": 21},
     "evaluate.sample is 5, and new_share 0.2": {"evaluate.sample": 5, "new_share": 0.2},
-    "new_share is 0.99, by which all clients of": {"new_share": 0.99},
+    "new_share is 0.99, so all clients of": {"new_share": 0.99},
     "scoring.adapt_epochs is 1": {"scoring.adapt_epochs": 1, "scoring.state": "trained"},
     "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
     "heterofl trains slices of one network": {"entries": ("heterofl",)},
-    "devices_profile.late is 'arrives', but an upload of fedrolex means something else": {
+    "devices_profile.late is 'arrives', but an upload of fedrolex is only valid": {
         "method": {"name": "fedrolex", "options": {}},
         "model.rates": "1,1/2",
         "model.group": "conv4",

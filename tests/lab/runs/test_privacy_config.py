@@ -22,7 +22,7 @@ def test_a_config_says_what_is_private():
     "fields, line",
     [
         ({"privacy.unit": "person"}, "privacy.unit is 'person'; it must be"),
-        ({"privacy.unit": "client", "robust": (("median",),)}, "hides sums alone; robust"),
+        ({"privacy.unit": "client", "robust": (("median",),)}, "only hides sums; robust"),
         ({"privacy.unit": "client"}, "privacy.unit is 'client', but clients of fedtgp"),
     ],
 )
