@@ -87,7 +87,7 @@ def require_depths(federation: Federation) -> None:
     for bucket in federation.buckets:
         if not stage_widths(bucket):
             raise ValueError(
-                f"depthfl needs models in stages, and {bucket.name!r} has none; take a group such "
+                f"depthfl needs models in stages, but {bucket.name!r} has none; use a group such "
                 "as resnet18_depths, or call fl.models.note_stage after each stage of your own"
             )
     whole = deepest(federation)
@@ -99,8 +99,8 @@ def require_depths(federation: Federation) -> None:
         if different:
             path = "/".join(min(different))
             raise ValueError(
-                f"depthfl needs models that are the first stages of {whole.name!r}, and "
-                f"{bucket.name!r} differs in base/{path} from its stages 1 to {stage}; take a "
+                f"depthfl needs models that are the first stages of {whole.name!r}, but "
+                f"{bucket.name!r} differs in base/{path} from its stages 1 to {stage}; use a "
                 "group such as resnet18_depths"
             )
 

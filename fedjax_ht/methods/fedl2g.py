@@ -192,7 +192,7 @@ def vector_gradient(
 def warn(metrics: dict[str, Any]) -> str | None:
     """Warns that clients do not train yet; a `View.warn`."""
     if metrics.get("warming_up"):
-        return "clients do not train in the first rounds, which are the guiding vectors' (warmup)"
+        return "clients do not train in the first rounds, which train guiding vectors (warmup)"
     return None
 
 

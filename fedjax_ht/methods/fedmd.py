@@ -80,8 +80,8 @@ def fedmd(
     def check(federation):
         if pretrain_epochs and not federation.public_set.is_labelled:
             raise ValueError(
-                "fedmd trains on the labels of the public set first, whose classes are not those "
-                "of the clients' data; set pretrain_epochs to 0, or take another dataset.public"
+                "fedmd first trains on the labels of the public set, whose classes are not those "
+                "of the clients' data; set pretrain_epochs to 0, or use another dataset.public"
             )
 
     def init_client(bucket, ctx):

@@ -136,14 +136,14 @@ def check_widths(federation: Federation, dim: int | None) -> None:
     if len(set(widths.values())) > 1:
         raise ValueError(
             f"the shared model has {shared.feature_dim} features, as many as some models and fewer "
-            f"than others, so that dim would be {widths}; set dim"
+            f"than others, so dim would be {widths}; set dim"
         )
     if dim is not None and dim > shared.feature_dim:
         raise ValueError(f"dim is {dim}; the shared model has only {shared.feature_dim} features")
     if dim not in (None, shared.feature_dim) and not isinstance(shared.module, SplitModel):
         raise ValueError(
-            f"dim is {dim}; a shared model that is no SplitModel keeps its {shared.feature_dim} "
-            "features"
+            f"dim is {dim}; a shared model that is not a SplitModel keeps its "
+            f"{shared.feature_dim} features"
         )
 
 

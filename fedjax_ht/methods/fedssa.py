@@ -136,16 +136,16 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
         return
     if mu and owners != "stored" and clock == "client":
         raise ValueError(
-            f"owners={owners!r} fuses as long as new clients come, and rows compound in every "
-            "round; take clock='round', mu=0 or owners='stored'"
+            f"owners={owners!r} fuses as long as new clients appear, and rows compound in every "
+            "round; use clock='round', mu=0 or owners='stored'"
         )
     # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses
     # in few of them.
     growth = most_growth(mu, stable_rounds, decay)
     if growth > MOST_GROWTH and not (clock == "round" and owners == "stored"):
         raise ValueError(
-            f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows "
-            f"{growth:.0f} times; take fewer rounds, a smaller mu, or clock='round' with "
+            f"stable_rounds is {stable_rounds} with mu {mu}: fusing itself would lengthen rows "
+            f"{growth:.0f} times; use fewer rounds, a smaller mu, or clock='round' with "
             "owners='stored'"
         )
 
@@ -154,9 +154,7 @@ def long_rows(metrics: dict[str, float]) -> str | None:
     """Warns of rows longer than training alone makes them; a `View.warn`."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
-    return (
-        "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
-    )
+    return "rows of the header have become huge, as mu compounds; lower mu or stable_rounds"
 
 
 @checked
@@ -198,8 +196,8 @@ def fedssa(
     check_growth(mu, stable_rounds, decay, clock, owners)
     if hide_classes and owners == "summed":
         raise ValueError(
-            "owners is 'summed', which counts the clients that hold a class, and hide_classes "
-            "hides these; choose one of the two"
+            "owners is 'summed', which counts the clients that hold a class, but hide_classes "
+            "hides them; choose one of the two"
         )
     whole = hide_classes or owners == "summed"  # the server sends the whole header
 

@@ -121,15 +121,15 @@ def fjord(
         slicing.require_slices("fjord", federation)
         if not hasattr(federation.global_model.module.base, "rate"):
             raise ValueError(
-                "fjord cuts a client's slice again, and the network's extractor has no field "
-                "'rate'; give it one, as fl.models.ConvNet has"
+                "fjord slices a client's network further, but its extractor has no field "
+                "'rate'; add one, as in fl.models.ConvNet"
             )
         drawn_from = widths_in(federation)
         for bucket in federation.buckets:
             if bucket.width not in drawn_from:
                 raise ValueError(
-                    f"fjord's widths are {', '.join(map(str, drawn_from))}, and a client has the "
-                    f"rate {bucket.width}; add it to widths, or leave widths out"
+                    f"fjord's widths are {', '.join(map(str, drawn_from))}, but a client has the "
+                    f"rate {bucket.width}; add it to widths, or remove widths"
                 )
 
     def init_server(federation, key):

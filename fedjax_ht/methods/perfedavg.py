@@ -69,7 +69,7 @@ def perfedavg(
         def loss(params, stats, batch: Batch, key) -> Loss:
             if len(batch.mask) < parts:
                 raise ValueError(
-                    "privacy.unit is 'sample', but a step of perfedavg compares samples; take "
+                    "privacy.unit is 'sample', but a step of perfedavg compares samples; use "
                     "'client' or 'upload'"
                 )
 

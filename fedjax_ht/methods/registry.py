@@ -205,6 +205,6 @@ def unknown_method(name: str) -> str:
 def not_averaging(name: str) -> str:
     """Returns a one-line message that a method's server does not average parameters."""
     return (
-        f"the server of {name} does not average parameters alone; a server optimizer needs one of "
+        f"the server of {name} does not only average parameters; a server optimizer needs one of "
         f"{', '.join(MEANS)}"
     )

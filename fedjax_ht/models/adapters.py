@@ -142,12 +142,12 @@ def lora(module: nn.Module, rank: Rank, *, alpha: Positive | None = 16.0, target
         return module.clone(base=lora(module.base, rank, alpha=alpha, targets=targets))
     if hasattr(module, "features") and hasattr(module, "classify"):
         raise ValueError(
-            f"lora takes a SplitModel or an extractor, and {type(module).__name__} is a model of "
-            "another kind; give fl.SplitModel(base, head)"
+            f"lora takes a SplitModel or an extractor, but {type(module).__name__} is neither; "
+            "give fl.SplitModel(base, head)"
         )
     if isinstance(module, Adapted):
         raise ValueError(
-            "lora takes a model without adapters, and this one has some; give the model as it was"
+            "lora takes a model without adapters, but this one has some; give the original model"
         )
     return Adapted(module, rank, alpha=alpha, targets=targets)
 
@@ -215,7 +215,7 @@ def _rows(layer: nn.Module, x: jax.Array) -> jax.Array:
         return x
     if layer.batch_dims:
         path = "/".join(layer.path)
-        raise ValueError(f"{path} has batch_dims, and lora takes layers without; leave it out")
+        raise ValueError(f"{path} has batch_dims, which lora does not support; remove it")
     axes = (layer.axis,) if isinstance(layer.axis, int) else tuple(layer.axis)
     contracted = [axis % x.ndim for axis in axes]
     kept = [axis for axis in range(x.ndim) if axis not in contracted]

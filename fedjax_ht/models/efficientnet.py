@@ -119,6 +119,6 @@ def efficientnet_lite(
       ValueError: the variant is not 0, 1 or 2.
     """
     if variant not in range(len(VARIANTS)):
-        raise ValueError(f"EfficientNet-Lite{variant} is unknown; known are 0, 1 and 2")
+        raise ValueError(f"unknown EfficientNet-Lite{variant}; the variants are 0, 1 and 2")
     base = EfficientNetLite(*VARIANTS[variant], feature_dim, norm)
     return SplitModel(base, Linear(num_classes), stateful=True)

@@ -114,8 +114,8 @@ def _unet3(arguments: GroupArguments) -> Modules:
     classes, rest = divmod(arguments.num_classes, height * width)
     if rest or not classes:
         raise ValueError(
-            f"model group 'unet3' gives each of {height}x{width} pixels a class, and the task has "
-            f"{arguments.num_classes} outputs; take it for per-pixel"
+            f"model group 'unet3' gives each of {height}x{width} pixels a class, but the task has "
+            f"{arguments.num_classes} outputs; use it for per-pixel"
         )
     channels = arguments.feature_dim or 16
     return {f"unet{width}": models.unet(classes, width, channels) for width in (8, 16, 32)}
@@ -125,7 +125,7 @@ def _refuse_feature_dim(name: str, arguments: GroupArguments) -> None:
     if arguments.feature_dim:
         raise ValueError(
             f"feature_dim is {arguments.feature_dim}, but the features of {name} are its last "
-            "channels; leave it out"
+            "channels; remove it"
         )
 
 

@@ -155,7 +155,7 @@ def from_nnx(
     if isinstance(make, nnx.Module):
         kind = type(make).__name__
         raise ValueError(
-            f"from_nnx got an instance of {kind}, and each client draws one of its own; give the "
+            f"from_nnx got an instance of {kind}, but each client initialises its own; give the "
             f"class and its arguments: fl.from_nnx({kind}, ..., head={head!r})"
         )
     recipe = Recipe(make, arguments, tuple(sorted(options.items())), head)
@@ -163,8 +163,8 @@ def from_nnx(
         hash(recipe)
     except TypeError:
         raise ValueError(
-            f"arguments of {recipe.name} have no hash, by which compiled programs are kept; give "
-            "tuples for lists and dicts"
+            f"arguments of {recipe.name} are not hashable, so compiled programs cannot be cached; "
+            "replace lists and dicts by tuples"
         ) from None
     forms(recipe)
     return NnxModel(recipe)
@@ -181,14 +181,13 @@ def forms(recipe: Recipe) -> dict[str, Part]:
     kept = [variables_of(module) for module in (whole, *apart.values())]
     if len(kept[0]) < len(kept[1]) + len(kept[2]):
         raise ValueError(
-            f"{recipe.name}'s {recipe.head!r} shares variables with the rest, and a method "
+            f"{recipe.name}'s {recipe.head!r} shares variables with the rest, but a method "
             "may send one without the other; give each its own"
         )
     if tree_of(parts["base"].variables, "batch_stats") and not takes_mask(whole):
         raise ValueError(
-            f"{recipe.name} keeps batch statistics, and its call takes no mask of the real "
-            "samples of a padded batch; write __call__(self, x, mask=None), and give the mask to "
-            "nnx.BatchNorm"
+            f"{recipe.name} keeps batch statistics, but its call takes no mask for padded "
+            "batches; write __call__(self, x, mask=None), and pass the mask to nnx.BatchNorm"
         )
     return parts
 
@@ -286,8 +285,8 @@ def check_variables(name: str, variables: Variables) -> None:
         known = collection_of(variable) or issubclass(variable.type, (nnx.RngKey, nnx.RngCount))
         if not known:
             raise ValueError(
-                f"{name} keeps {'.'.join(map(str, path))}, an nnx.{variable.type.__name__}, and "
-                "clients keep nnx.Param and nnx.BatchStat alone; write a plain array for a constant"
+                f"{name} keeps {'.'.join(map(str, path))}, an nnx.{variable.type.__name__}, but "
+                "clients only keep nnx.Param and nnx.BatchStat; use a plain array for a constant"
             )
 
 

@@ -244,10 +244,10 @@ def _check_image(name: str, shape: InputShape) -> None:
 def _suited(shape: InputShape) -> str:
     """Returns a hint such as "; take 'mlp2'", with groups for samples that are not images."""
     if isinstance(shape, jax.ShapeDtypeStruct):
-        return "; take 'htfe_txt2' or another group for texts"
+        return "; use 'htfe_txt2' or another group for texts"
     if not is_array(shape):
         return ""
-    return "; take 'htfe_sen2' or 'mlp2'" if len(shape) == 2 else "; take 'mlp2'"
+    return "; use 'htfe_sen2' or 'mlp2'" if len(shape) == 2 else "; use 'mlp2'"
 
 
 _SMALLEST = {"cnn": 16, "conv": 16, "googlenet": 15}
@@ -272,8 +272,7 @@ def _check_options(name: str, modules: Modules, norm: NormKind, output_relu: boo
     normalised = any(hasattr(module.base, "norm") for module in modules.values())
     if norm != "batch" and not normalised:
         raise ValueError(
-            f"norm is {norm!r}, but model group {name!r} normalises nothing by batch; leave it at "
-            "'batch'"
+            f"norm is {norm!r}, but model group {name!r} has no batch norm; leave it at 'batch'"
         )
     if output_relu and name not in HETEROGENEOUS_HEADS:
         raise ValueError(

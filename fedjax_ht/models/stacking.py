@@ -111,7 +111,7 @@ def stack_blocks(tree: Tree, like: Tree) -> Tree:
     if differing := set(tree) ^ expected:
         name = min(differing)
         problem = "not expected" if name in tree else "missing"
-        raise ValueError(f"{name!r} is {problem} beside {', '.join(sorted(tree))}")
+        raise ValueError(f"{name!r} is {problem} among {', '.join(sorted(tree))}")
     out = {}
     for name, names in blocks.items():
         if name.endswith(SUFFIX):

@@ -90,8 +90,8 @@ def conv2d(
     channels, features = x.shape[-1], kernel.shape[-1]
     if groups != 1 and not groups == channels == features:
         raise ValueError(
-            f"groups is {groups} for {channels} -> {features} channels; it must be 1, or both of "
-            "them"
+            f"groups is {groups} for {channels} -> {features} channels; it must be 1, or equal to "
+            "both"
         )
     if lowering not in (None, "native", "patches"):
         raise ValueError(f"lowering is {lowering!r}; it must be patches or native")

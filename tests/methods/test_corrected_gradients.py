@@ -57,9 +57,9 @@ def test_scaffolds_learning_rate_is_that_of_the_round():
         (optax.sgd(LR, momentum=0.9), "keeps a state"),
         (optax.sgd(optax.constant_schedule(LR)), "keeps a state"),
         (optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(LR)), "decays weights"),
-        (optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(LR)), "does not follow"),
-        (optax.chain(optax.clip(1.0), optax.sgd(LR)), "does not follow"),
-        (optax.sign_sgd(LR), "does not follow"),
+        (optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(LR)), "does not scale"),
+        (optax.chain(optax.clip(1.0), optax.sgd(LR)), "does not scale"),
+        (optax.sign_sgd(LR), "does not scale"),
     ],
 )
 def test_scaffold_takes_plain_sgd_alone(optimizer, reason):

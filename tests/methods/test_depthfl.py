@@ -141,10 +141,10 @@ def test_models_that_are_no_first_stages_are_refused():
     check_depths = depthfl(TRAINING).check
     check_depths(BOTH)
     for modules, message in (
-        ({"mlp": mlp(C, (3,))}, r"^depthfl needs models in stages, and 'mlp' has none; take .*$"),
+        ({"mlp": mlp(C, (3,))}, r"^depthfl needs models in stages, but 'mlp' has none; use .*$"),
         (
             {f"depth{len(w)}": SplitModel(Staged(w), Linear(C)) for w in ((4,), (3, 5))},
-            r"^depthfl needs .* of 'depth2', and 'depth1' differs in base/fc1/bias from its .*$",
+            r"^depthfl needs .* of 'depth2', but 'depth1' differs in base/fc1/bias from its .*$",
         ),
     ):
         with pytest.raises(ValueError, match=message):

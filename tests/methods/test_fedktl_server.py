@@ -141,7 +141,7 @@ def test_sent_vectors_stay_among_the_valid_latents():
         numbers = {name: float(value) for name, value in metrics.items()}
         line = method_of(bounded=bounded).view.warn(numbers)
         if bounded:
-            assert distance <= 1.0001 and "more than 90% of the latents" in line
+            assert distance <= 1.0001 and "more than 90% of F's latents" in line
         else:
             assert distance > 100 and "more than 100 times as far" in line and "\n" not in line
 

@@ -166,10 +166,10 @@ def test_fusing_that_compounds_is_refused_or_warned_of():
         line = r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"
         with pytest.raises(ValueError, match=line):
             fedssa(TRAINING, stable_rounds=50, **form)
-    message = "rows compound in every round; take clock='round', mu=0 or owners='stored'"
+    message = "rows compound in every round; use clock='round', mu=0 or owners='stored'"
     with pytest.raises(ValueError, match=message):
         fedssa(TRAINING, owners="uploaded")
-    with pytest.raises(ValueError, match="owners='summed' fuses as long as new clients come"):
+    with pytest.raises(ValueError, match="owners='summed' fuses as long as new clients appear"):
         fedssa(TRAINING, owners="summed")
     fedssa(TRAINING, owners="uploaded", mu=0.0)
     method = fedssa(TRAINING, stable_rounds=50, clock="round")

@@ -140,11 +140,11 @@ def test_norms_keep_statistics_for_each_width():
 def test_federations_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"^fjord trains slices of one network; .*$"):
         fjord(TRAINING).check(make_federation({"mlp": mlp(C, (3,))}, SHAPE, C, num_clients=2))
-    message = r"^fjord's widths are 1.0, 0.25, and a client has the rate 0.5; .*$"
+    message = r"^fjord's widths are 1.0, 0.25, but a client has the rate 0.5; .*$"
     with pytest.raises(ValueError, match=message):
         fjord(TRAINING, widths=(0.25, 1.0)).check(FEDERATION)
     fjord(TRAINING, widths=(0.25, 0.5, 0.75, 1.0)).check(FEDERATION)
     whole = FEDERATION.global_model
     linear = dataclasses.replace(whole, module=whole.module.clone(base=tiny.Flat(3)))
-    with pytest.raises(ValueError, match=r"^fjord cuts .* has no field 'rate'; .*$"):
+    with pytest.raises(ValueError, match=r"^fjord slices .* has no field 'rate'; .*$"):
         fjord(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))

@@ -168,7 +168,7 @@ def test_a_run_says_when_further_rounds_change_nothing():
     seen = [{name: float(x) for name, x in r.server_metrics.items()} for r in reports]
     assert [metrics["new"] for metrics in seen] == [2, 4, 0]
     assert [metrics["heard"] for metrics in seen] == pytest.approx([1 / 3, 1, 1])
-    line = "afl has heard every client, so that further rounds change nothing"
+    line = "afl has heard from every client; further rounds change nothing"
     assert method.view.warn is not None
     assert [method.view.warn(metrics) for metrics in seen] == [None, None, line]
 

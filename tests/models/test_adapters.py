@@ -188,5 +188,5 @@ def test_refusals():
         lora(MODULES["wide"], 10**9)
     with pytest.raises(ValueError, match="a model without adapters"):
         lora(lora(MODULES["wide"], 2), 2)
-    with pytest.raises(ValueError, match="exchanges low-rank adapters, and model 'model' has none"):
+    with pytest.raises(ValueError, match="exchanges low-rank adapters, but model 'model' has none"):
         fl.fedit(TRAINING).check(federation_of(MODULES["wide"]))

@@ -101,12 +101,12 @@ REFUSED = [
     ("htfe_sen2", (200,), {}, "needs windows, float [T, signals] or [T, units, signals]; a sample"),
     ("htfe_sen2", TOKENS, {}, "a sample is int32 (200,)"),
     ("htfe_sen2", {"a": (128, 9), "b": (3,)}, {}, "a sample is ((128, 9), (3,))"),
-    ("htfe2", (128, 9), {}, "needs images, float [H, W, 1 or 3]; a sample is (128, 9); take"),
-    ("htm10", (256, 3, 9), {}, "a sample is (256, 3, 9); take 'mlp2'"),
-    ("cnn4", (4,), {}, "needs images, float [H, W, 1 or 3]; a sample is (4,); take 'mlp2'"),
-    ("cnn4", TOKENS, {}, "a sample is int32 (200,); take 'htfe_txt2' or another group for texts"),
-    ("cnn5", [128, 9], {}, "a sample is (128, 9); take 'htfe_sen2' or 'mlp2'"),
-    ("mlp2", TOKENS, {}, "'mlp2' needs one float array; a sample is int32 (200,); take"),
+    ("htfe2", (128, 9), {}, "needs images, float [H, W, 1 or 3]; a sample is (128, 9); use"),
+    ("htm10", (256, 3, 9), {}, "a sample is (256, 3, 9); use 'mlp2'"),
+    ("cnn4", (4,), {}, "needs images, float [H, W, 1 or 3]; a sample is (4,); use 'mlp2'"),
+    ("cnn4", TOKENS, {}, "a sample is int32 (200,); use 'htfe_txt2' or another group for texts"),
+    ("cnn5", [128, 9], {}, "a sample is (128, 9); use 'htfe_sen2' or 'mlp2'"),
+    ("mlp2", TOKENS, {}, "'mlp2' needs one float array; a sample is int32 (200,); use"),
     ("htfe_txt4", SIZE, {}, "'htfe_txt4' needs tokens, int [L]; a sample is (32, 32, 3)"),
     ("lstm", (128, 9), {"vocabulary": 5}, "'lstm' needs tokens, int [L]; a sample is (128, 9)"),
     ("lstm", TOKENS, {}, "'lstm' needs vocabulary, the number of token ids"),
@@ -137,9 +137,9 @@ def test_require_equal_heads():
     with pytest.raises(ValueError) as error:
         require_equal_heads(federation(a=narrow, b=narrow, c=wide))
     assert str(error.value) == (
-        "the heads of all models must be equal, but that of 'a' is "
+        "all models must have the same head, but that of 'a' is "
         "{'bias': (3,), 'kernel': (4, 3)} and that of 'c' "
-        "is {'bias': (3,), 'kernel': (6, 3)}; choose a group whose models share one head"
+        "is {'bias': (3,), 'kernel': (6, 3)}; choose a group with equal heads"
     )
     deep = narrow.clone(head=vit_head(3, 4))
     with pytest.raises(ValueError, match=r"but that of 'a' is .* and that of 'b' is \{'fc1/bias'"):

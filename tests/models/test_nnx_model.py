@@ -134,10 +134,10 @@ def test_a_method_keeps_its_contract_with_such_models():
 REFUSED = {
     "instance": (
         lambda: fl.from_nnx(Net(8, rngs=nnx.Rngs(0)), head="classifier"),
-        "from_nnx got an instance of Net, and each client draws one of its own; give the class",
+        "from_nnx got an instance of Net, but each client initialises its own; give the class",
     ),
     "path": (lambda: fl.from_nnx(Net, 8, head="head"), "Net has no submodule 'head'; it has"),
-    "list": (lambda: fl.from_nnx(Net, [8], head="classifier"), "arguments of Net have no hash, by"),
+    "list": (lambda: fl.from_nnx(Net, [8], head="classifier"), "arguments of Net are not hashable"),
     "mask": (lambda: fl.from_nnx(Maskless, 8, head="classifier"), "Maskless keeps batch"),
     "tied": (lambda: fl.from_nnx(Tied, 3, head="classifier"), "Tied's 'classifier' shares"),
     "variable": (lambda: fl.from_nnx(Counting, 8, head="classifier"), "Counting keeps calls, an"),

@@ -87,7 +87,7 @@ def test_features_for_other_sizes_of_image(name, input_shape):
 def test_unknown_depth():
     with pytest.raises(ValueError, match=r"unknown ResNet of depth 20; the depths are 4, 6, 8, 10"):
         convnets.resnet(20, 10)
-    with pytest.raises(ValueError, match="EfficientNet-Lite5 is unknown; known are 0, 1 and 2"):
+    with pytest.raises(ValueError, match="unknown EfficientNet-Lite5; the variants are 0, 1 and 2"):
         efficientnet_lite(5, 10)
 
 
@@ -383,5 +383,5 @@ def test_unets_give_each_pixel_a_class_by_heads_of_one_shape():
 
 
 def test_a_unet_is_for_pixels():
-    with pytest.raises(ValueError, match="gives each of 9x7 pixels a class, and the task has 10"):
+    with pytest.raises(ValueError, match="gives each of 9x7 pixels a class, but the task has 10"):
         model_group("unet3", 10, (9, 7, 1))

@@ -209,7 +209,7 @@ def test_depthwise_gradient_adds_no_padded_slices():
     ("arguments", "message"),
     [
         ({"lowering": "fast"}, "lowering is 'fast'; it must be patches or native"),
-        ({"groups": 2}, "groups is 2 for 4 -> 4 channels; it must be 1, or both of them"),
+        ({"groups": 2}, "groups is 2 for 4 -> 4 channels; it must be 1, or equal to both"),
     ],
     ids=["lowering", "groups"],
 )

@@ -133,7 +133,7 @@ def make_base(
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(base, str):
         if given:
-            raise ValueError(f"{', '.join(given)}: set this in the base, which is an object")
+            raise ValueError(f"{', '.join(given)}: set this in the base object")
         return base
     if base not in BASES:
         raise ValueError(
@@ -143,7 +143,7 @@ def make_base(
     known = options_of(factory)
     for name in given:
         if name not in known:
-            raise ValueError(f"{name} is no option of base {base!r}; leave it out")
+            raise ValueError(f"{name} is not an option of base {base!r}; remove it")
     if "weighting" in known and FORMS[variant].weighting is not None:
         given.setdefault("weighting", FORMS[variant].weighting)
     return Base(factory(training, **given), uploaded)

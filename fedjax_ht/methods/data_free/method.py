@@ -183,7 +183,7 @@ def distilling(
     def check(federation: Federation) -> None:
         if federation.global_model is None:
             raise ValueError(
-                f"{name} needs a global model; make the federation by make_sliced_federation "
+                f"{name} needs a global model; make the federation with make_sliced_federation "
                 "(in a config: set model.rates)"
             )
         below.check(federation)
@@ -192,7 +192,7 @@ def distilling(
             raise ValueError(f"{name} averages whole models; all rates must be 1, not {width}")
         if with_moments and not moments_form(federation.server_model):
             raise ValueError(
-                f"{name} compares moments of batch norms, and the models have none; set b_bn=0"
+                f"{name} compares moments of batch norms, but the models have none; set b_bn=0"
             )
         num_doublings(image_shape(federation.server_model.input_shape, name))
 

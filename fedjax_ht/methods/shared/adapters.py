@@ -79,8 +79,8 @@ def require_adapters(name: str) -> Callable[[Federation], None]:
         for bucket in federation.buckets:
             if not is_adapted(bucket.module):
                 raise ValueError(
-                    f"{name} exchanges low-rank adapters, and model {bucket.name!r} has none; "
-                    "adapt it by fl.models.lora (in a config: set model.lora to rank=2,4,8)"
+                    f"{name} exchanges low-rank adapters, but model {bucket.name!r} has none; "
+                    "adapt it with fl.models.lora (in a config: set model.lora to rank=2,4,8)"
                 )
 
     return check

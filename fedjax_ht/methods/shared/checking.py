@@ -366,7 +366,7 @@ def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array)
             _require_finite(f"{stage} of {method.name!r}, {where},", part)
             _require_equal(
                 f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's "
-                "count rules out; weigh by batch.mask, as fl.losses.masked_mean does",
+                "count excludes; weight them by batch.mask, as fl.losses.masked_mean does",
                 part,
                 spoiled[stage],
             )
@@ -377,7 +377,7 @@ def _played(game: Game, server: PyTree, clients: list[PyTree], round: jax.Array)
         if not counts_fit(method, arrived, player.bucket.name).all():
             raise ValueError(
                 f"client_update of {method.name!r}, {where}, counts (fl.Metadata) more samples "
-                "than the client has, and such an upload is refused; set wire=fl.Wire(counts=...) "
+                "than the client has, so the upload would be refused; set wire=fl.Wire(counts=...) "
                 "if it counts something else"
             )
     return uplinks
@@ -405,7 +405,7 @@ def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array)
     out = step(rows, some, hidden=False)
     _require_finite(what, out)
     _require_equal(
-        f"{what}, reads rows of clients that have not `arrived`; leave them out by jnp.where",
+        f"{what}, reads rows of clients that have not `arrived`; mask them with jnp.where",
         out,
         step(rows, some),
     )
@@ -414,8 +414,8 @@ def _served(game: Game, server: PyTree, uplinks: list[PyTree], round: jax.Array)
     if game.method.wire.server_reads == "sums":
         two = {name: np.arange(len(pairs)) < 2 for name, pairs in rows.items()}
         _require_equal(
-            f"{what}, makes something else of uploads that have the same sum, though it says "
-            'fl.Wire(server_reads="sums"), by which secure sums and noise on sums go; leave it at '
+            f"{what}, depends on more than the sum of uploads, but declares "
+            'fl.Wire(server_reads="sums"), on which secure sums and noise on sums rely; keep '
             '"uploads"',
             step(twins(rows, 0.0), two),
             step(twins(rows, 0.125), two),
@@ -440,7 +440,7 @@ def _require_invariant(game: Game) -> None:
         left = invariant(game.federation, server, stacked)
         _require_equal(
             f"View.invariant of {game.method.name!r}, after round {round}, in which every upload "
-            "arrived, is not zero; the states of server and clients do not fit together",
+            "arrived, is not zero; the states of server and clients do not match",
             left,
             jax.tree.map(jnp.zeros_like, left),
         )
@@ -481,8 +481,8 @@ def no_host_draws(name: str) -> Iterator[None]:
     yield
     if _generators() != before:
         raise ValueError(
-            f"{name!r} draws by np.random or random: its functions are traced once, so that every "
-            "round and client would see the same numbers; draw by jax.random from ctx.key"
+            f"{name!r} draws from np.random or random: its functions are traced once, so every "
+            "round and client would see the same numbers; use jax.random with ctx.key"
         )
 
 

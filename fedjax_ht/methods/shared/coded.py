@@ -286,7 +286,7 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
             if not _coded_leaves(scheme, uplink_form(method, federation, bucket)):
                 raise ValueError(
                     f"{scheme.name}: clients of {method.name} send no whole arrays that it could "
-                    "code; leave it out"
+                    "code; remove it"
                 )
 
     def init_client(bucket, ctx):
@@ -346,13 +346,11 @@ def _coded(scheme: _Scheme, method: Method) -> Method:
 
 def _check_meaning(scheme: _Scheme, method: Method) -> None:
     if method.wire.code is not None:
-        raise ValueError(
-            f"{scheme.name}: uploads of {method.name} are coded already; take one code"
-        )
+        raise ValueError(f"{scheme.name}: uploads of {method.name} are already coded; use one code")
     if method.wire.redrawn or method.wire.positions == "own":
         raise ValueError(
-            f"{scheme.name}: an entry of an upload of {method.name} means something else in "
-            "another round or at another client, and what was left out of it has no place there; "
+            f"{scheme.name}: an entry of an upload of {method.name} has a different meaning in "
+            "another round or client, so its coding error cannot be carried over; "
             "choose another method"
         )
 

@@ -90,8 +90,8 @@ def require_plain_sgd(name: str, training: LocalTraining) -> None:
     reason = _not_plain(training.optimizer)
     if reason is not None:
         raise ValueError(
-            f"the optimizer {reason}; {name} needs plain SGD, whose steps times the learning rate "
-            "are the way that a client went: set training.optimizer='sgd', momentum=0, "
+            f"the optimizer {reason}; {name} needs plain SGD, to infer gradients from a client's "
+            "update: set training.optimizer='sgd', momentum=0, "
             "weight_decay=0 and clip_norm=0"
         )
 
@@ -112,5 +112,5 @@ def _not_plain(optimizer: optax.GradientTransformation) -> str | None:
     if decay != 0:
         return "decays weights"
     if abs(long_step) < 0.99 * LARGE * abs(step):
-        return "does not follow a gradient's length, as where it is clipped"
+        return "does not scale with the gradient, for example because of clipping"
     return None

@@ -273,7 +273,7 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
     def warn(metrics):
         if metrics["heard"] < 1 or metrics["new"]:
             return None
-        return f"{name} has heard every client, so that further rounds change nothing"
+        return f"{name} has heard from every client; further rounds change nothing"
 
     return Method(
         name=name,

@@ -286,15 +286,15 @@ def warn(metrics: dict, bounded: bool = True) -> str | None:
     passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if reach > bound]
     if passed:
         return (
-            f"latents sent to the clients are more than {passed[-1]} times as far from the mean "
-            "of the generator's as any valid one (metric reach); bounded=True moves them back, "
+            f"latents sent to the clients are more than {passed[-1]} times as far from the "
+            "generator's mean as any valid one (metric reach); bounded=True moves them back, "
             "and a lower server_lr may help"
         )
     if bounded and metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
         return (
-            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the "
-            "generator's valid ones and are moved back to their edge (metric off_manifold); a "
-            "lower server_lr may help"
+            f"more than {WARN_OUTSIDE:.0%} of F's latents are outside the generator's valid "
+            "range and are moved back to its edge (metric off_manifold); a lower server_lr may "
+            "help"
         )
     return None
 

@@ -207,8 +207,8 @@ def server_optimizer(
         optimizer = FACTORIES[optimizer](**options)
     elif options:
         raise ValueError(
-            f"options are {', '.join(options)}, and the optimizer is one of optax, which has its "
-            "own; leave them out, or name an optimizer, such as fedadam"
+            f"options are {', '.join(options)}, but an optax optimizer has its own; remove them, "
+            "or name an optimizer, such as fedadam"
         )
     return around(method, functools.partial(_optimized, optimizer, name))
 

@@ -38,7 +38,7 @@ def require_slices(name: str, federation: Federation) -> None:
     """
     if federation.global_model is None:
         raise ValueError(
-            f"{name} trains slices of one network; make the federation by make_sliced_federation "
+            f"{name} trains slices of one network; make the federation with make_sliced_federation "
             "(in a config: set model.rates)"
         )
 

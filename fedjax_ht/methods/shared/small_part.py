@@ -91,7 +91,7 @@ def require_shared_width(name: str) -> Callable[[Federation], None]:
             if bucket.feature_dim != width:
                 raise ValueError(
                     f"{name} mixes features entry by entry, but the shared model has {width} and "
-                    f"model {bucket.name!r} has {bucket.feature_dim}; give all of them one width "
+                    f"model {bucket.name!r} has {bucket.feature_dim}; give all the same width "
                     "(model.feature_dim, model.shared)"
                 )
 

@@ -53,7 +53,7 @@ def test_a_method_by_its_name_shows_values_and_meanings():
 def test_a_method_behind_a_base_shows_the_options_of_both():
     text = listing.listed(["methods", "fedprox+fedadam"], 100)
     assert "mu=0.01" in text and "server_tau=0.001" in text
-    with pytest.raises(ValueError, match="the server of fedproto does not average"):
+    with pytest.raises(ValueError, match="the server of fedproto does not only average"):
         listing.listed(["methods", "fedproto+fedadam"], 100)
 
 

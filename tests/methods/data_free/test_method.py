@@ -143,14 +143,14 @@ def test_pictures_are_of_both_generators_class_by_class():
 
 
 def test_federations_that_it_cannot_run_on():
-    message = "dfrd needs a global model; make the federation by make_sliced_federation"
+    message = "dfrd needs a global model; make the federation with make_sliced_federation"
     with pytest.raises(ValueError, match=message):
         dfrd(TRAINING).check(mixed_federation())
     line = r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"
     with pytest.raises(ValueError, match=line):
         dfrd(TRAINING, base="fedavg").check(federation_of(0.5))
     dfrd(TRAINING, base="fedavg").check(federation_of(1.0))
-    with pytest.raises(ValueError, match="compares moments of batch norms, and the models have"):
+    with pytest.raises(ValueError, match="compares moments of batch norms, but the models have"):
         dense(TRAINING, b_bn=1.0).check(sliced_federation())
     dense(TRAINING, b_bn=1.0).check(normed_federation())
     with pytest.raises(ValueError, match="images have 65 pixels a side"):
@@ -168,7 +168,9 @@ def test_two_factories_are_composed_by_name(base):
     assert method.name == f"{base}+fedftg" == METHODS["fedftg"](TRAINING, base).name
     foreign = "masked_loss" if base == "fedavg" else "per_layer"
     if base != "feddropout":
-        with pytest.raises(ValueError, match=f"{foreign} is no option of base '{base}'; leave it"):
+        with pytest.raises(
+            ValueError, match=f"{foreign} is not an option of base '{base}'; remove it"
+        ):
             factory(TRAINING, **{foreign: True})
     with pytest.raises(ValueError, match="weighting is 'age'"):
         factory(TRAINING, weighting="age")

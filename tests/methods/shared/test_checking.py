@@ -92,11 +92,15 @@ def test_a_control_variate_that_is_sent_whole_breaks_the_methods_invariant():
 @pytest.mark.parametrize(
     ("part", "function", "message"),
     [
-        ("server_update", takes_the_largest, "round 0, makes something else of uploads"),
-        ("client_update", draws_once, "draws by np.random or random"),
+        ("server_update", takes_the_largest, "round 0, depends on more than the sum"),
+        ("client_update", draws_once, "draws from np.random or random"),
         ("client_update", counts_rounds, r"counts \(fl.Metadata\) more samples than the client"),
         ("client_update", forgets_the_mask, "client 0 in bucket mlp, round 0, reads samples that"),
-        ("client_update", forgets_the_count, "weigh by batch.mask, .* it differs in leaves '2"),
+        (
+            "client_update",
+            forgets_the_count,
+            "weight them by batch.mask, .* it differs in leaves '2",
+        ),
         ("predict", centred_scores, "client 0 in bucket mlp, round 0, reads samples"),
         ("server_update", forgets_who_arrived, "round 0, reads rows of clients that"),
         ("client_update", divides_by_nothing, "client 2 .*, round 0, is not finite at 2/share"),

@@ -208,9 +208,9 @@ def named(name: str) -> Method:
         (quantised, "local", "clients of local send no whole arrays that it could code"),
         (top_k, "fedproto", "clients of fedproto send no whole arrays that it could code"),
         (quantised, "heterofl", None),
-        (quantised, "fedrolex", "means something else in another round or at another client"),
-        (quantised, "fedkd", "means something else in another round or at another client"),
-        (lambda method: top_k(quantised(method)), "lg_fedavg", "are coded already; take one code"),
+        (quantised, "fedrolex", "has a different meaning in another round or client"),
+        (quantised, "fedkd", "has a different meaning in another round or client"),
+        (lambda method: top_k(quantised(method)), "lg_fedavg", "are already coded; use one code"),
     ],
 )
 def test_where_a_memory_makes_no_sense_it_is_refused(transform, name, line):
@@ -232,7 +232,7 @@ def test_a_share_of_nothing_is_refused():
 def test_noise_on_gradients_takes_a_code():
     method, federation = quantised(named("lg_fedavg")), federations.mixed_federation()
     check_samples(method, federation)
-    for sums, line in ((True, "coded after they are clipped"), (False, "remember what their code")):
+    for sums, line in ((True, "coded after clipping"), (False, "remember the coding error")):
         with pytest.raises(ValueError, match=line):
             check_uploads(method, federation, sums)
 
