@@ -227,7 +227,7 @@ def per_pixel_dataset(
     size = dataset.input_shape
     if not is_image(size) or size[:2] != targets.shape[1:]:
         raise ValueError(
-            f"{name}: masks are {list(targets.shape[1:])} pixels, and a sample is "
+            f"{name}: masks are {list(targets.shape[1:])} pixels, but a sample is "
             f"{described(size)}; give images and masks of the same size"
         )
     return dataset
