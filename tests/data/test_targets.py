@@ -127,10 +127,16 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS - 1), "run from -1 to 0 for 1 classes"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ("a",)), "from 0 to 1 for 1 classes"),
         (lambda: per_pixel_dataset("toy", IMAGES, 255 * MASKS), "one class besides unlabelled"),
-        (lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()), "unlabelled pixels, 1"),
+        (
+            lambda: per_pixel_dataset("toy", IMAGES, MASKS, ignored=MASKS.max()),
+            "unlabelled pixels, 1",
+        ),
         (lambda: per_pixel_dataset("toy", IMAGES, EMPTY_LAST), "1 images have .* first image 59"),
         (lambda: per_pixel_dataset("toy", IMAGES, MASKS[:, :3]), r"are \[3, 3\] pixels, but a"),
-        (lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"), "does not rotate the masks"),
+        (
+            lambda: shifted(per_pixel_dataset("toy", IMAGES, MASKS), "rotate/2"),
+            "does not rotate the masks",
+        ),
     ],
 )
 def test_wrong_targets_are_refused(make, words):
