@@ -1,23 +1,21 @@
 """A call of the system that fails in a run's folder loses nothing: the same run goes on."""
 
+import copy
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
-from fedjax_ht.lab.config.base import method_config, typed_config
+from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.report.compared import Page, write_page
-from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.folder import VERSION, locked, read_folder
 from fedjax_ht.lab.runs.identity import begin, read_identity
 from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.faults import some_or_all, try_faults
+from tests.lab.runs.folders import STORED
 from tests.runs import config_of, metrics
-
-STORED = Path(__file__).parent / "stored"
 
 
 @some_or_all
@@ -49,11 +47,9 @@ def test_a_fault_while_a_new_entry_is_noted(tmp_path, which):
 
 
 @pytest.mark.slow
-def test_a_fault_anywhere_in_a_run(tmp_path, tiny_config, monkeypatch):
-    monkeypatch.setattr(train, "write_results", lambda *args: [])
-    config = config_of(tiny_config)
-    config.entries, config.method, config.rounds = (), method_config("local"), 2
-    config.report.maps = "none"
+def test_a_fault_anywhere_in_a_run(tmp_path, config, no_results):
+    config = copy.deepcopy(config)
+    config.rounds, config.report.maps = 2, "none"
     train_and_evaluate(config, tmp_path / "whole")
     whole = metrics(tmp_path / "whole", "local")
 

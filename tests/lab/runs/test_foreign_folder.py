@@ -11,15 +11,13 @@ import pytest
 from fedjax_ht.check.names import printable
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.writers import read_runs
-from fedjax_ht.lab.config.entries import recorded
 from fedjax_ht.lab.report.compared import read_page
 from fedjax_ht.lab.report.maps import load_map
 from fedjax_ht.lab.runs.devices import read_rows
 from fedjax_ht.lab.runs.folder import read_json, read_run
 from fedjax_ht.lab.runs.merge import merge
 from fedjax_ht.lab.runs.report import report_run
-
-STORED = Path(__file__).parent / "stored"
+from tests.lab.runs.folders import STORED, edited, refused
 
 
 @pytest.fixture
@@ -62,9 +60,9 @@ def test_a_row_of_other_types_is_named_with_its_line(run, change):
     first, *others = path.read_text().splitlines()
     line = change if isinstance(change, str) else json.dumps(json.loads(first) | change)
     path.write_text("\n".join([first, line, *others]))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is ") as error:
+    with refused(r"metrics\.jsonl, line 2 is ") as error:
         read_runs(run / "fedtgp")
-    assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
+    assert "\x1b" not in str(error.value)
 
 
 def test_rows_that_runs_write_are_read(run):
@@ -79,6 +77,7 @@ def test_rows_that_runs_write_are_read(run):
 
 PAGE = {"labels": ["fedtgp"], "aim": None, "command": ""}
 PAGES = [
+    {},
     PAGE | {"command": 5},
     PAGE | {"labels": 5},
     PAGE | {"labels": ["fedtgp", "fedtgp"]},
@@ -162,9 +161,8 @@ CONFIGS = {
 @pytest.mark.parametrize("line", CONFIGS)
 def test_a_config_json_that_asks_for_too_much_is_refused(run, line):
     assert read_run(run).config.trials
-    content = json.loads((run / "config.json").read_text())
-    CONFIGS[line](content)
-    (run / "config.json").write_text(json.dumps(content))
+    with edited(run / "config.json") as content:
+        CONFIGS[line](content)
     with pytest.raises(ValueError, match=line):
         read_run(run)
 
@@ -173,27 +171,25 @@ def test_weights_are_those_of_the_run(run, monkeypatch):
     """A sum that somebody wrote stands for no other file."""
     planned = read_run(run)
     monkeypatch.setattr("fedjax_ht.lab.runs.folder.plan", lambda *_, **__: planned)
-    content = json.loads((run / "config.json").read_text())
-    content["model"]["weights"] = "data.npz"
-    content["run"]["weights"] = {"data.npz": "0" * 64}
-    (run / "config.json").write_text(json.dumps(content))
+    with edited(run / "config.json") as content:
+        content["model"]["weights"] = "data.npz"
+        content["run"]["weights"] = {"data.npz": "0" * 64}
     with pytest.raises(ValueError, match=r"that began from another data\.npz"):
         read_run(run)
 
 
 @pytest.mark.parametrize("entry", ["evil:f", 5, {}, {"label": ".."}, {"label": "\x1b[2J"}])
 def test_entries_of_folders_to_merge_are_checked(run, entry):
-    content = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(content | {"entries": [entry]}))
+    with edited(run / "config.json") as content:
+        content["entries"] = [entry]
     with pytest.raises(ValueError, match=r"run/config\.json"):
         merge([run, run], Path("merged"))
     assert not Path("merged").exists()
 
 
 def test_the_summary_does_not_steer_the_terminal(run, blank_pictures):
-    content = json.loads((run / "config.json").read_text())
-    content["entries"][0]["tuned"] = "9 settings\x1b[2J"
-    (run / "config.json").write_text(json.dumps(content))
+    with edited(run / "config.json") as content:
+        content["entries"][0]["tuned"] = "9 settings\x1b[2J"
     report_run(run)
     summary = (run / "summary.md").read_text()
     assert r"9 settings\x1b[2J" in summary and "\x1b" not in summary
@@ -202,5 +198,3 @@ def test_the_summary_does_not_steer_the_terminal(run, blank_pictures):
 def test_what_is_printed_does_not_steer_the_terminal():
     text = "a\x1b]0;x\x07\x9b2J\u202eb\n\tc\r\x1b[Ad é 中"
     assert printable(text) == r"a\x1b]0;x\x07\x9b2J\u202eb" + "\n\tc\r\x1b[Ad é 中"
-    with pytest.raises(ValueError, match="cannot be the name of a folder"):
-        recorded({"label": "\x1b[2J", "method": "local", "options": {}})

@@ -11,15 +11,15 @@ from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.compare import comparison, share_of
 from fedjax_ht.lab.runs.merge import merge
 from tests.experiments.folders import history, write_run
+from tests.lab.runs.folders import edited
 from tests.runs import config_of
 
 
-def part(path, *entries, version=3, data="a", notes=None, **fields):
+def part(path, *entries, version=3, data="a", notes=None, rounds=1, **fields):
     """A run's folder, with checkpoints, noted lanes and a page."""
-    write_run(path, {entry: history(0.1, 0.2) for entry in entries}, rounds=1, **fields)
-    content = json.loads((path / "config.json").read_text())
-    content["run"] = {"version": version, "data": data, "split": "b", **(notes or {})}
-    (path / "config.json").write_text(json.dumps(content))
+    write_run(path, {entry: history(0.1, 0.2) for entry in entries}, rounds=rounds, **fields)
+    with edited(path / "config.json") as content:
+        content["run"] = {"version": version, "data": data, "split": "b", **(notes or {})}
     for entry in entries:
         (path / entry.replace("/", "_") / "checkpoints").mkdir()
     (path / "lanes.json").write_text(json.dumps({"cnn1": 2, path.name: 3}))
@@ -53,13 +53,7 @@ def test_entries_of_several_folders_are_one_run(tmp_path):
     ],
 )
 def test_unlike_runs_are_refused(tmp_path, other, message):
-    fields = {"rounds": 1} | other
-    first = part(tmp_path / "a", "local")
-    second = tmp_path / "b"
-    rounds = fields.pop("rounds")
-    part(second, "fedtgp", **fields)
-    content = json.loads((second / "config.json").read_text()) | {"rounds": rounds}
-    (second / "config.json").write_text(json.dumps(content))
+    first, second = part(tmp_path / "a", "local"), part(tmp_path / "b", "fedtgp", **other)
     with pytest.raises(ValueError, match=message):
         merge([first, second], tmp_path / "whole")
     assert not (tmp_path / "whole").exists()

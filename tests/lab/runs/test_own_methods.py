@@ -21,6 +21,7 @@ from fedjax_ht.lab.runs.report import report_run
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.methods import METHODS, is_own, local
 from fedjax_ht.methods.registry import FACTORIES
+from tests.lab.runs.folders import edited, refused
 
 METHOD = """
 import numpy as np
@@ -116,9 +117,9 @@ def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
 def test_a_run_is_known_again_where_it_is_trusted(run, written):
     line = rf"beside is none of the library's methods: {written} registers it; .* by --trust"
     for call in (load_run, report_run):
-        with pytest.raises(ValueError, match=line) as error:
+        with refused(line):
             call(run)
-        assert "\n" not in str(error.value) and "beside" not in METHODS
+        assert "beside" not in METHODS
     assert load_run(run, trust=True).state.round == 1
     forget()
     text, _ = report_run(run, trust=True)
@@ -159,15 +160,13 @@ def test_a_config_file_that_registers_it_no_more_is_named(run, written, tiny_con
     line = r"own\.py does not register 'beside' by fl\.register_method any more"
     for text, message in ((broken, "Zero"), (another, line)):
         written.write_text(text)
-        with pytest.raises(ValueError, match=message) as error:
+        with refused(message):
             load_run(run, trust=True)
-        assert "\n" not in str(error.value)
 
 
 def test_a_run_that_knows_no_config_file_says_what_to_do(run):
-    content = json.loads((run / "config.json").read_text())
-    content["run"]["own_methods"] = {"beside": None}
-    (run / "config.json").write_text(json.dumps(content))
+    with edited(run / "config.json") as content:
+        content["run"]["own_methods"] = {"beside": None}
     with pytest.raises(ValueError, match=r"has noted no config file that registers it; register"):
         load_run(run, trust=True)
 
@@ -190,11 +189,10 @@ def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_confi
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     module = DATA.format(data=tiny_config.parent / "data.npz")
     (written.parent / "data_beside.py").write_text(module)
-    content = json.loads((run / "config.json").read_text())
-    assert "own_modules" not in content["run"]
-    content["run"]["own_modules"] = {"data_beside:dataset": str(written)}
-    content["dataset"]["name"] = "data_beside:dataset"
-    (run / "config.json").write_text(json.dumps(content))
+    with edited(run / "config.json") as content:
+        assert "own_modules" not in content["run"]
+        content["run"]["own_modules"] = {"data_beside:dataset": str(written)}
+        content["dataset"]["name"] = "data_beside:dataset"
     read_config_file(str(written))
     line = rf"names data_beside:dataset, which would be imported from {written.parent} or .*--trust"
     with pytest.raises(ValueError, match=line):
@@ -232,9 +230,9 @@ def by_module(run, monkeypatch):
 def test_a_method_by_module_and_function(by_module, written, monkeypatch):
     monkeypatch.setitem(SPLITS, "in_turn", lambda *_: None)  # registered: it is no question here
     monkeypatch.setattr(sys, "path", [*sys.path, str(written.parent)])
-    with pytest.raises(ValueError, match=r"names method_beside:beside, which .*--trust") as error:
+    with refused(r"names method_beside:beside, which .*--trust"):
         load_run(by_module)
-    assert "\n" not in str(error.value) and "method_beside" not in sys.modules
+    assert "method_beside" not in sys.modules
     SPLITS.pop("in_turn")
     monkeypatch.setattr(sys, "path", sys.path[:-1])
     run = load_run(by_module, trust=True)
@@ -247,9 +245,7 @@ def test_a_method_by_module_and_function(by_module, written, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("beside_by:besid", "has no function besid; did you mean 'beside'?"),
         ("beside_by:number", "method 'beside_by:number' returns an int; it must return an fl.Meth"),
-        ("beside_by:broken", "method 'beside_by:broken' raises KeyError: 'x'"),
         ("fedprotoo:x", "no module fedprotoo in .*; did you mean 'fedproto'"),
     ],
 )
@@ -257,13 +253,11 @@ def test_a_module_and_function_that_is_no_method(tmp_path, monkeypatch, name, li
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.chdir(tmp_path)
     number = "def number(training): return 3\n"
-    broken = "def broken(training): raise KeyError('x')\n"
-    (tmp_path / "beside_by.py").write_text(METHOD + number + broken)
+    (tmp_path / "beside_by.py").write_text(METHOD + number)
     config = base_config()
     config.entries = (name,)
-    with pytest.raises(ValueError, match=line) as error:
+    with refused(line):
         settle(config)
-    assert "\n" not in str(error.value)
 
 
 def test_entries_and_options_of_a_method_by_module(tmp_path, monkeypatch):

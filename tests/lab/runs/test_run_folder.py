@@ -1,6 +1,5 @@
 """A run's folder: one process, one config, one data set, one course."""
 
-import copy
 import dataclasses
 import errno
 import json
@@ -17,33 +16,15 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.keys import random_generator
-from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.readers import registry
-from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
-from fedjax_ht.lab.runs.folder import (
-    VERSION,
-    check_sums,
-    completed,
-    fingerprints,
-    locked,
-    read_folder,
-)
+from fedjax_ht.lab.runs.folder import VERSION, check_sums, fingerprints, locked, read_folder
 from fedjax_ht.lab.runs.identity import read_identity, write_identity
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.train import Unwritable, train_and_evaluate
+from tests.lab.runs.folders import STORED, contents, edited, refused
 from tests.runs import ROOT, config_of, metrics
-
-STORED = Path(__file__).parent / "stored"
-
-
-@pytest.fixture(scope="module")
-def config(tiny_config):
-    """Returns a config of three rounds of purely local training."""
-    config = config_of(tiny_config)
-    config.entries, config.method = (), method_config("local")
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -55,29 +36,17 @@ def finished(config, tmp_path_factory):
 
 
 @pytest.fixture
-def copied(finished, tmp_path, monkeypatch):
+def copied(finished, tmp_path, no_results):
     """A copy of the finished run; pictures are not drawn again."""
-    monkeypatch.setattr(train, "write_results", lambda *args: [])
     return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-def contents(folder):
-    return {
-        p.relative_to(folder): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and p.name != ".lock"
-    }
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     with locked(tmp_path / "run", print) as writable:
         assert writable
         holder = rf"in use by process {os.getpid()} on .+ since 20..-"
-        with pytest.raises(ValueError, match=holder) as error, locked(tmp_path / "run", print):
+        with refused(holder), locked(tmp_path / "run", print):
             pass
-        assert "\n" not in str(error.value)
-    with locked(tmp_path / "run", print):  # free again
-        pass
 
 
 def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
@@ -115,9 +84,8 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
         np.savez(file, images=images, labels=labels)
         registry._load.cache_clear()
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-            with pytest.raises(ValueError, match="on other inputs or labels than npz:") as error:
+            with refused("on other inputs or labels than npz:"):
                 call()
-            assert "\n" not in str(error.value)
     finally:
         file.write_bytes(whole)
         registry._load.cache_clear()
@@ -126,56 +94,40 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
 
 def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
     """config.json says it before anything is compiled, a checkpoint to any of its readers."""
-    content = json.loads((copied / "config.json").read_text())
-    assert content["run"]["random"] == random_generator() and len(content["run"]["random"]) >= 2
+    noted = read_folder(copied).notes["random"]
+    assert noted == random_generator() and len(noted) >= 2
     before, standing = contents(copied), jax.config.jax_threefry_partitionable
-    jax.config.update("jax_threefry_partitionable", not standing)
-    try:
+    message = rf"threefry_partitionable {standing}, and .* has {not standing}: .*; set JAX_T"
+    with jax.threefry_partitionable(not standing):
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-            message = (
-                rf"threefry_partitionable {standing}, and .* has {not standing}: .*; set JAX_T"
-            )
-            with pytest.raises(ValueError, match=message) as error:
+            with refused(message) as error:
                 call()
-            assert "\n" not in str(error.value) and str(copied) in str(error.value)
-    finally:
-        jax.config.update("jax_threefry_partitionable", standing)
+            assert str(copied) in str(error.value)
     assert contents(copied) == before
-    del content["run"]["random"]  # of before it was noted
-    (copied / "config.json").write_text(json.dumps(content))
+    with edited(copied / "config.json") as content:
+        del content["run"]["random"]  # of before it was noted
     assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
 
 
 def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config, copied):
-    content = json.loads((copied / "config.json").read_text())
-    assert content["run"]["version"] == VERSION
-    for field in ("training.schedule", "partition.options.min_samples", "precision"):
-        *path, last = field.split(".")
-        tree = content
-        for name in path:
-            tree = tree[name]
-        del tree[last]
-    content["partition"]["options"]["alpha"] = 2.0
-    (copied / "config.json").write_text(json.dumps(content))
+    with edited(copied / "config.json") as content:
+        assert content["run"]["version"] == VERSION
+        del content["precision"], content["training"]["schedule"]
+        del content["partition"]["options"]["min_samples"]
+        content["partition"]["options"]["alpha"] = 2.0
     with pytest.raises(ValueError, match=r"another config \(partition.options.alpha: 2.0"):
         train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
-    content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
-    (copied / "config.json").write_text(json.dumps(content))
+    with edited(copied / "config.json") as content:
+        content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
     assert load_run(copied).state.round == 3
     assert train_and_evaluate(config, copied).histories["local"][0][-1]["round"] == 3
     assert json.loads((copied / "config.json").read_text())["training"]["schedule"] == "constant"
 
 
-def test_an_entry_without_an_option_of_today_has_its_default(config):
-    assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
-    assert completed({"evaluate": {"every": 5}})["scoring"]["state"] == "received"
-
-
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_a_run_of_another_version_is_refused(config, copied, version):
-    content = json.loads((copied / "config.json").read_text())
-    content["run"]["version"] = version
-    (copied / "config.json").write_text(json.dumps(content))
+    with edited(copied / "config.json") as content:
+        content["run"]["version"] = version
     for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
         with pytest.raises(ValueError, match=f"version {version}, and this .* reads {VERSION}"):
             call()
@@ -190,9 +142,8 @@ def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
         read_folder(tmp_path)
 
 
-def test_a_stored_run_resumes_and_is_evaluated(tmp_path, monkeypatch):
+def test_a_stored_run_resumes_and_is_evaluated(tmp_path, no_results):
     """The archive is a run of two rounds, made when its version was new."""
-    monkeypatch.setattr(train, "write_results", lambda *args: [])
     shutil.unpack_archive(STORED / f"version_{VERSION}.zip", tmp_path)
     _, fields, noted = read_folder(tmp_path)
     config = config_of(STORED / "config.py")
@@ -225,16 +176,13 @@ def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, co
 def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeypatch):
     before, expected = contents(copied), metrics(copied, "local")
     writable = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path) != copied and writable(path, mode)
-    )
+    monkeypatch.setattr(os, "access", lambda path, mode: path != copied and writable(path, mode))
     result = train_and_evaluate(config, copied)
     assert [row["clients"] for row in result.histories["local"][0]] == [
         row["clients"] for row in expected
     ]
     assert contents(copied) == before and result.files == []
-    more = copy.deepcopy(config)
-    more.rounds = 4
+    more = dataclasses.replace(config, rounds=4)
     with pytest.raises(ValueError, match="local cannot be written to, and local is not finished"):
         train_and_evaluate(more, copied)
 
@@ -255,10 +203,10 @@ def test_a_file_that_cannot_be_written_ends_a_run_in_a_line_and_it_goes_on(
     warnings = []
     # No program depends on how files are written; after `monkeypatch` all would be made again.
     with mock.patch.object(np, "savez", failing):
-        with pytest.raises(Unwritable, match=f"{os.strerror(code)}; what was saved") as error:
+        with refused(f"cannot be written: .*{os.strerror(code)}; what was saved", Unwritable):
             train_and_evaluate(config, copied)
         train_and_evaluate(config, copied, warn=warnings.append)
-    assert "\n" not in str(error.value) and not warnings
+    assert not warnings
     assert metrics(copied, "local") == metrics(finished, "local")
     assert max(map(int, os.listdir(copied / "local/checkpoints"))) == 3
 
