@@ -22,7 +22,6 @@ from tests.lab.checkpoints.toy import (
     assert_same,
     checkpoints,
     course,
-    damage,
     segments,
     stored_rows,
     toy_simulation,
@@ -62,19 +61,8 @@ def test_a_checkpoint_writes_only_the_rows_that_changed(folder, keep, expected):
     assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
 
-def test_the_newest_stay_with_the_segments_they_need(folder):
-    writer = Checkpointer(folder, toy_simulation(), keep=2)
-    states = course([0, 1, 2, 3], [4], [0, 1, 2, 3], [4, 5])
-    for state in states[1:]:
-        writer.save(state, [])
-    assert checkpoints(folder) == [3, 4]
-    assert sorted(segments(folder)) == [3, 4]  # each checkpoint has one of its own
-    damage(folder / "4")
-    assert_same(Checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3])
-
-
 @pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("keep", [2, 3])
+@pytest.mark.parametrize("keep", [1, 2, 3])
 def test_checkpoints_in_a_row_share_no_segment(folder, keep, restarted):
     writer = Checkpointer(folder, toy_simulation(), keep)
     for state in COURSE:
@@ -84,19 +72,11 @@ def test_checkpoints_in_a_row_share_no_segment(folder, keep, restarted):
         writer.save(state, [])
         held = [set(stored.held(folder / str(step))) for step in checkpoints(folder)]
         assert all(older.isdisjoint(newer) for older, newer in itertools.pairwise(held))
-    assert held[-1]
+    assert checkpoints(folder) == [0, 1, 2, 3, 4, 5][-keep:]
+    assert held[-1] and set(segments(folder)) == set().union(*held)
     for step in range(5, 5 - keep, -1):
         assert_same(Checkpointer(folder, toy_simulation()).restore()[0], COURSE[step])
         shutil.rmtree(folder / str(step))
-
-
-@pytest.mark.parametrize("keep", [1, 3])
-def test_keep(folder, keep):
-    for state in COURSE:  # a process for every checkpoint
-        writer = Checkpointer(folder, toy_simulation(), keep)
-        writer.restore()
-        writer.save(state, [])
-    assert checkpoints(folder) == [0, 1, 2, 3, 4, 5][-keep:]
 
 
 def test_a_checkpoint_of_another_random_generator_is_refused(folder):
@@ -146,6 +126,19 @@ def test_segments_hold_at_most_twice_what_has_changed():
         written.append(len(taken))
     # and no checkpoint rewrites them all
     assert max(written) < rows / 4 and np.mean(written) < 3 * 8
+
+
+def test_trials_are_saved_and_restored_one_by_one(folder):
+    states = COURSE[2], course([3], [3, 4], [11])[1]
+    histories = [[{"round": r, "trial": trial} for r in range(4)] for trial in (0, 1)]
+    for trial in (0, 1):
+        writer = Checkpointer(folder, toy_simulation(), trial=trial)
+        assert writer.restore() is None
+        writer.save(states[trial], histories[trial])
+    for trial in (0, 1):
+        state, history = Checkpointer(folder, toy_simulation(), trial=trial).restore()
+        assert_same(state, states[trial])
+        assert history == histories[trial]
 
 
 def test_moved_rows_are_still_the_newest(folder):

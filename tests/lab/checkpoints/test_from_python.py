@@ -107,21 +107,25 @@ def test_a_checkpoint_of_another_simulation_is_refused(tmp_path):
     load(tmp_path, simulation_of(rate=0.2))
 
 
+SUMS = """
+import sys
+import fedjax_ht as fl
+from tests.lab.checkpoints.test_from_python import simulation_of
+if len(sys.argv) > 1:
+    fl.run(simulation_of(fl.fedproto), 1)
+print(simulation_of(fl.fedproto).program.sums())
+"""
+
+
 def test_sums_are_the_same_in_another_process():
     """Also behind a round. The tests' own process has types checked by wrappers of functions."""
-    code = (
-        "import fedjax_ht as fl; from tests.lab.checkpoints.test_from_python import simulation_of;"
-    )
-    code += "import sys; s = simulation_of(getattr(fl, sys.argv[1]));"
-    code += "len(sys.argv) > 2 and fl.run(s, 1);"
-    code += "print(simulation_of(getattr(fl, sys.argv[1])).program.sums())"
-    calls = []
+    printed = []
     for seed, further in (("1", []), ("2", ["run"])):
-        command = [sys.executable, "-c", code, "fedproto", *further]
+        command = [sys.executable, "-c", SUMS, *further]
         environment = os.environ | {"PYTHONHASHSEED": seed}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        calls.append(done.stdout)
-    assert calls[0] == calls[1] != ""
+        printed.append(done.stdout)
+    assert printed[0] == printed[1] != ""
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):

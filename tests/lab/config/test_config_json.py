@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedjax_ht.lab.runs import evaluate, report
 from fedjax_ht.lab.runs.folder import VERSION, fingerprints, run_folder
 from fedjax_ht.lab.runs.identity import identity_of
 from fedjax_ht.lab.runs.plan import plan
+from tests.lab.runs.folders import refused
 
 
 def folder_with(tmp_path, **changes):
@@ -37,7 +39,6 @@ BROKEN = {
     "is not what a run writes (AttributeError: 'int'": {"run": 3},
     "is not what a run writes (AttributeError": {"partition": 3},
     "is not what a run writes (KeyError: 'version')": {"run": {}},
-    "rounds is 'many'; it must be an integer of at least 1": {"rounds": "many"},
     "training.learning_rate is nan; it must be": {"training": TRAINING | {"learning_rate": NAN}},
     "training is 3; it must be a TrainingConfig(...)": {"training": 3},
     "fedtgp has no option 'wieght'; did you mean 'weight'?": {
@@ -49,16 +50,9 @@ BROKEN = {
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_broken_config_json_is_named(tmp_path, message):
     folder = folder_with(tmp_path, **BROKEN[message])
-    with pytest.raises(ValueError) as error:
+    with refused(re.escape(message)) as error:
         evaluate.load_run(folder)
-    assert message in str(error.value) and str(folder / "config.json") in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_config_json_that_is_cut_off_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"rounds": 1')
-    with pytest.raises(ValueError, match=r"config\.json is not readable as JSON"):
-        evaluate.load_run(tmp_path)
+    assert str(folder / "config.json") in str(error.value)
 
 
 SPY = "open('marker', 'w').close()\n\n\ndef make(*task):\n    return {}\n"
@@ -86,9 +80,9 @@ def marker(tmp_path, monkeypatch):
 def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
     folder = folder_with(tmp_path, **NAMING_CODE[place])
     for call in (evaluate.load_run, report.report_run):
-        with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* with --trust,") as error:
+        with refused(r"names spy_of_a_run:make, .* with --trust,") as error:
             call(folder)
-        assert "\n" not in str(error.value) and str(marker.parent) in str(error.value)
+        assert str(marker.parent) in str(error.value)
     assert not marker.exists()
     with pytest.raises(ValueError, match="'spy_of_a_run:make' returns"):
         evaluate.load_run(folder, trust=True)

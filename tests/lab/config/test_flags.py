@@ -8,7 +8,14 @@ from absl import flags
 
 from fedjax_ht.lab import cli
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.config.config_files import define_config, read_config_file, shipped
+from fedjax_ht.lab.config.config_files import (
+    WordsParser,
+    define_config,
+    read_config_file,
+    shipped,
+    split_words,
+    to_tuple,
+)
 from fedjax_ht.lab.config.entries import entries_of, presets_of
 from tests.runs import ROOT
 
@@ -65,7 +72,6 @@ def test_the_last_config_and_the_last_value_count():
     ("argument", "message"),
     [
         ("--config.rounds=many", "it must be an integer"),
-        ("--config.rounds=1.5", "it must be an integer"),
         ("--config.training.learning_rate=big", "it must be a number"),
         ("--config.shared_init=maybe", "it must be True or False"),
         ("--config.entries=fedral:blocks=(2,4", "a bracket or a quote in it stands alone; write"),
@@ -80,7 +86,6 @@ UNKNOWN = "unknown config field "
 NO_FLAG = "unknown flag "
 WRONG = {  # behind --config=quickstart_fedtgp
     "--config.round=5": UNKNOWN + "'round'; did you mean 'rounds'? `fedjax-ht list fields`",
-    "--config.traning.epochs=5": UNKNOWN + "'traning.epochs'; did you mean 'training.epochs'?",
     "-config.rounds.x=5": UNKNOWN + "'rounds.x'; did you mean 'rounds'?",
     "--noconfig.shared_int": UNKNOWN + "'shared_int'; did you mean 'shared_init'?",
     "--config.method.options.wait=1": UNKNOWN + "'method.options.wait'; did you mean 'method.opt",
@@ -149,3 +154,44 @@ def test_the_commands_of_a_page_name_configs(page):
         arguments = [word for word in arguments if word.startswith("--config")]
         if arguments and "own.py" not in arguments[0]:
             parsed(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("a,b", ["a", "b"]),
+        (" a , b,", ["a", "b"]),
+        (",a", ["a"]),
+        ("fedral:blocks=(2,4),local", ["fedral:blocks=(2,4)", "local"]),
+        ("x={'k': [1,2]},y", ["x={'k': [1,2]}", "y"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ('"(",c', ['"("', "c"]),
+        ("a person's", ["a person's"]),
+        ("", []),
+    ],
+)
+def test_words_are_split_at_commas_outside_brackets_and_quotes(text, entries):
+    assert split_words(text) == entries == WordsParser().parse(text)
+    assert WordsParser().parse(entries) == entries
+
+
+@pytest.mark.parametrize("text", ["a=(1,b", "a=1),b", "a person's,b", "a=[1,(2],b"])
+def test_a_bracket_or_a_quote_alone_is_refused(text):
+    with pytest.raises(ValueError, match="stands alone; write a,b or"):
+        split_words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("('a', 'b')", ("a", "b")),
+        ("['a']", ("a",)),
+        ("1,2", (1, 2)),
+        ("3", (3,)),
+        ("a", ("a",)),
+        ("a,b", ("a", "b")),
+        ("()", ()),
+    ],
+)
+def test_a_tuple_is_a_literal_or_words(text, value):
+    assert to_tuple(text) == value
