@@ -9,8 +9,9 @@ import pytest
 from experiments.configs import attacked
 from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.lab.runs.method import evaluated_clients, simulation_options
+from fedjax_ht.lab.runs.method import evaluated_clients
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import play, simulate, with_noted_lanes
 from fedjax_ht.lab.runs.run import execute
@@ -69,11 +70,19 @@ def test_trouble_of_every_trial_is_told_once_a_client():
     assert notes.of("fd", {"trial": 0, "round": 0}) == []
 
 
+SCALED = {"kind": "scaled", "share": 0.25, "strength": 1e30}
+
+
+def config_with(path, *entries, **fields):
+    """Returns the config of a file with these entries alone and other fields."""
+    config = only(config_of(path), entries)
+    config.update(fields)
+    return config
+
+
 def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, tmp_path, capfd):
-    config = config_of(tiny_config)
-    config.method.name = None
-    config.entries, config.trials = ("local:training.learning_rate=1e30",), 2
-    config.rounds, config.evaluate.every, config.devices = 4, 4, 1
+    fields = {"trials": 2, "rounds": 4, "evaluate": {"every": 4}, "devices": 1}
+    config = config_with(tiny_config, "local:training.learning_rate=1e30", **fields)
     execute(config, tmp_path)
     note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
     lines = [line for line in capfd.readouterr().err.splitlines() if "not finite" in line]
@@ -81,9 +90,7 @@ def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, t
 
 
 def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
-    config = config_of(tiny_config)
-    config.method.name = None
-    config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
+    config = config_with(tiny_config, "local", trials=2, devices=1, rounds=2)
     (run,), warned = plan(config).runs.values(), []
     view = View(warn=lambda row: "odd" if row["trial"] == 0 else None)
 
@@ -96,19 +103,13 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
 
 
 def test_outliers_are_refused_by_default_and_named(blank_pictures, tiny_config, tmp_path):
-    config = config_of(tiny_config)
-    config.method.name = None
-    config.entries, config.rounds = ("lg_fedavg",), 2
-    config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
+    config = config_with(tiny_config, "lg_fedavg", rounds=2, attack=SCALED)
     result = train_and_evaluate(config, tmp_path, warn=lambda line: None)
     (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
     rows = result.histories["lg_fedavg"][0][1:]
     assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
     line = f"outlying uploads refused, by refuse_outliers: client {attacker}; in 2 rounds"
     assert line in result.summary
-    assert simulation_options(typed_config(base_config())).refuse_outliers == 1000.0
-    config.refuse_outliers = 50.0
-    assert simulation_options(typed_config(config)).refuse_outliers == 50.0
 
 
 def test_honest_clients_are_scored():
@@ -123,21 +124,6 @@ def test_honest_clients_are_scored():
     assert len(some) == 5 and honest[some].all()
 
 
-@pytest.mark.parametrize(
-    "fields, error",
-    [
-        ({"robust": (("mean",),)}, "unknown defence 'mean'"),
-        ({"attack.kind": "bribe", "attack.share": 0.1}, "attack.kind is 'bribe'"),
-    ],
-)
-def test_wrong_settings_are_refused(fields, error):
-    config = base_config()
-    with pytest.raises(ValueError, match=error) as refused:
-        config.update(fields)
-        plan(config)
-    assert "\n" not in str(refused.value)
-
-
 def test_the_committed_config_takes_attacks_and_defences():
     config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
     assert vars(config.attack) == vars(Attack("sign_flip", 0.3, 5.0, seed=1))
@@ -149,11 +135,8 @@ def test_the_committed_config_takes_attacks_and_defences():
 def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
     blank_pictures, tiny_config, tmp_path
 ):
-    config = config_of(tiny_config)
-    config.method.name = None
-    config.entries = ("lg_fedavg", "local")
-    config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
-    config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
+    fields = {"rounds": 5, "give_up": 2, "refuse_outliers": 0.0, "attack": SCALED}
+    config = config_with(tiny_config, "lg_fedavg", "local", **fields)
     with pytest.raises(GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d"):
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
     short, whole = (metrics(tmp_path, name) for name in config.entries)
@@ -166,16 +149,17 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
 
 
 def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config, tmp_path):
-    config = config_of(tiny_config)
-    config.method.name = None
     other = "fedavg:model.group=conv4_quarter:model.norm=static_batch"
-    config.entries = ("local", other, "local:training.epochs=2")
-    config.dataset.image_size = 16
+    entries = ("local", other, "local:training.epochs=2")
+    config = config_with(tiny_config, *entries, dataset={"image_size": 16})
     arms, noted = plan(config).runs, tmp_path / "lanes.json"
-    for name in config.entries:
+    for name in entries:
         with_noted_lanes(arms[name], noted, writes=True)
     known = json.loads(noted.read_text())
     assert {"mlp_narrow", "mlp_wide"} < set(known) and len(known) == 3
     noted.write_text(json.dumps(dict.fromkeys(known, 2)))
     run = with_noted_lanes(arms["local"], noted, writes=True)
     assert set(simulate(run).lanes.values()) == {2}
+    noted.write_text("{")
+    with pytest.raises(ValueError, match=r"lanes\.json is not readable as JSON"):
+        with_noted_lanes(arms["local"], noted, writes=True)

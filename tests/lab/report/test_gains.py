@@ -48,14 +48,6 @@ def test_noise_is_that_of_a_clients_test_samples(right, right_alone, total, sign
     assert beyond_noise(*shares, np.array([total])) == [sign]
 
 
-def test_the_same_accuracies_are_rarely_beyond_noise():
-    """Two independent draws of 100 samples at the same accuracy: one in twenty differ."""
-    rng = np.random.default_rng(0)
-    for accuracy in (0.3, 0.9):
-        right = rng.binomial(100, accuracy, (2, 5000)) / 100
-        assert np.mean(beyond_noise(*right, np.full(5000, 100)) != 0) < 0.06
-
-
 def test_gains_of_a_run():
     alone = np.linspace(0.3, 0.6, 20)
     accuracy = alone.copy()

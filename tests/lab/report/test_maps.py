@@ -26,7 +26,7 @@ from fedjax_ht.lab.report.maps import (
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
-from tests.lab.runs.test_runner import config_of
+from tests.runs import config_of
 
 
 def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> FeatureMap:

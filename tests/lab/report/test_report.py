@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_ht
 from fedjax_ht.lab.config.base import base_config
-from fedjax_ht.lab.config.entries import as_run, parse_entry
+from fedjax_ht.lab.config.entries import as_run, only, parse_entry
 from fedjax_ht.lab.config.sections import ReportConfig
 from fedjax_ht.lab.report import plots
 from fedjax_ht.lab.report.compared import Compared, Page
@@ -51,9 +51,7 @@ def entries_shown(experiment, histories):
 
 @pytest.fixture(scope="module")
 def experiment():
-    config = base_config()
-    config.method.name = None
-    config.entries = ("local", "fedproto:weight=2.0")
+    config = only(base_config(), ["local", "fedproto:weight=2.0"])
     config.partition.num_clients = 4
     config.dataset.subset = 800
     config.participation, config.training.epochs = 0.5, 3
