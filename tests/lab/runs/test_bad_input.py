@@ -1,6 +1,6 @@
 """Every mistake is one clear line, found before anything is compiled, exit code 2."""
 
-from pathlib import Path
+import re
 
 import numpy as np
 import optax
@@ -22,9 +22,7 @@ from fedjax_ht.lab.runs.method import check_pretraining, evaluated_clients
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run import run_name
 from fedjax_ht.methods.local import local
-
-QUICKSTART = "fedjax_ht/lab/configs/quickstart.py"
-LAST_LINE_OF_QUICKSTART = len(Path(QUICKSTART).read_text().splitlines())
+from tests.lab.runs.folders import refused
 
 
 def config_with(**fields):
@@ -34,7 +32,6 @@ def config_with(**fields):
 
 
 BAD = {
-    "unknown config field 'spelling'": {"spelling": 1},
     "seed is 4294967295; it must be at most 4294967293 with 3": {"seed": 2**32 - 1, "trials": 3},
     "classes_per_client is 11": {
         "partition": partition_config("pathological", classes_per_client=11)
@@ -83,7 +80,6 @@ BAD = {
     "evaluate.sample is 5, and new_share 0.2": {"evaluate.sample": 5, "new_share": 0.2},
     "new_share is 0.99, so all clients of": {"new_share": 0.99},
     "scoring.adapt_epochs is 1": {"scoring.adapt_epochs": 1, "scoring.state": "trained"},
-    "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
     "heterofl trains slices of one network": {"entries": ("heterofl",)},
@@ -110,8 +106,6 @@ BAD = {
     "model.shared is 'cnn'; did you mean 'cnn": {"model.shared": "cnn"},
     "classes has 'Sneakers'; did you mean 'Sneaker'?": {"dataset.classes": ("Sneakers",)},
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
-    "alpha": {"partition.options": {"alpha": -1.0}},
-    "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
     "subset is 10001; it must be from 1 to the 10000 samples": {"dataset.subset": 10001},
     "normalisation is 'torch'; it must be 'half', 'dataset'": {"dataset.normalisation": "torch"},
     "normalisation is 'imagenet', which needs images": {"dataset.normalisation": "imagenet"},
@@ -122,15 +116,15 @@ BAD = {
         "dataset.data_dir": "no",
     },
     "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
+    "unknown defence 'mean'": {"robust": (("mean",),)},
+    "attack.kind is 'bribe'": {"attack.kind": "bribe", "attack.share": 0.1},
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_config_is_one_line(message):
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
+    with refused(re.escape(message), (ValueError, FileNotFoundError)):
         plan(config_with(**BAD[message]))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_generator_that_saw_the_data_must_be_asked_for():
@@ -167,7 +161,6 @@ def test_a_sample_of_clients_is_a_pure_function_of_the_seed():
     ids = evaluated_clients(typed_config(config))
     assert len(set(ids.tolist())) == 7 and (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < 20
     np.testing.assert_array_equal(evaluated_clients(typed_config(config)), ids)
-    assert evaluated_clients(typed_config(base_config())) is None
 
 
 def test_config_arguments():
@@ -178,6 +171,8 @@ def test_config_arguments():
     assert "alpha" not in config.partition.options
     with pytest.raises(ValueError, match="unknown config argument 'fast'"):
         apply_argument(base_config(), "fast")
+    with pytest.raises(ValueError, match="unknown partition 'moon'; the"):
+        apply_argument(base_config(), "partition=moon")
     with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
         method_config("fedproto", tau=1.0)
     with pytest.raises(ValueError, match="partition 'iid' has no option 'alpha'"):
@@ -201,19 +196,8 @@ def test_every_split_has_its_options(kind):
     "arguments, message",
     [
         (["--config.rounds=-1"], "rounds is -1"),
-        (["--config.round=5"], "round"),
-        (["--config.rounds=many"], "rounds"),
-        (
-            ["--config.partition.options.shots=5"],
-            "unknown config field 'partition.options.shots'; did you mean 'partition.options.sets'?",
-        ),
         (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own"),
-        (
-            [f"--config={QUICKSTART}:partition=moon"],
-            f"quickstart.py, line {LAST_LINE_OF_QUICKSTART}: unknown partition 'moon'; the",
-        ),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
-        (["--confg=x"], "confg"),
         (["stray"], "stray"),
     ],
 )

@@ -21,7 +21,10 @@ from fedjax_ht.lab.report.results import (
 )
 from fedjax_ht.lab.report.rows import ACCURACY, Score, rows_of_all
 from fedjax_ht.lab.runs.compare import comparison
+from fedjax_ht.lab.runs.plan import fitting
+from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import wire_bytes
+from tests.runs import config_of
 
 
 def runs(*scores, payload=100, flops=1e9):
@@ -200,17 +203,31 @@ def test_methods_that_cannot_be_compared(methods, message):
         comparison(typed_config(base_config()), methods, None)
 
 
+def test_all_methods_can_be_named_at_once():
+    assert comparison(typed_config(base_config()), ["all"], None).entries == tuple(METHODS)
+
+
+def test_entries_that_do_not_fit_are_left_out_with_the_reason(tiny_config):
+    config = typed_config(config_of(tiny_config))  # two architectures, and no public set
+    lines = []
+    entries = ["local", "fedtgp:tau=2.0", "fedmd", "heterofl", "fedprox"]
+    kept = fitting(comparison(config, entries, None), lines.append)
+    assert kept.entries == ("local", "fedtgp:tau=2.0", "fedprox")
+    public, sliced = lines
+    assert public.startswith("fedmd is left out: fedmd needs a public set")
+    assert sliced.startswith("heterofl is left out: heterofl trains slices")
+    with pytest.raises(ValueError, match=r"^no entry fits; fedmd is left out: .* public set"):
+        fitting(comparison(config, ["fedmd"], None), print)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--methods=local,fedfoo"], "unknown method 'fedfoo'"),
         (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
         (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
         (["--target=0.5", "--target_share=0.5"], "both given"),
         (["--target_score=loss"], "flag --target_score=loss: value should be one of <accuracy|"),
         (["--over=training.epochs=1,10"], "--over is given without --fair"),
-        (["--over=weight=1,10", "--fair=2"], "--over names 'weight'; beside --fair it must name"),
-        (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
         (["--methods=fedavg"], "one architecture"),
     ],
 )

@@ -1,5 +1,7 @@
 """Profiles of devices: values of a field or a file, the largest model that fits, a whole run."""
 
+import re
+
 import numpy as np
 import optax
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import base_config, typed_config
+from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.report.bad_clients import why_silent
 from fedjax_ht.lab.report.plots import accuracy_curves
 from fedjax_ht.lab.report.results import run_results
@@ -19,6 +22,7 @@ from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group
 from tests.docs.test_examples import blocks, execute
 from tests.federations import samples
+from tests.lab.runs.folders import refused
 from tests.runs import config_of, metrics
 from tests.tiny import linear_federation
 
@@ -90,7 +94,7 @@ BAD = {
 BAD_FILES = {
     "unknown column 'flop'; did you mean 'flops'?": "client,flop\n0,1\n",
     "its first line must have a column 'client'": "up\n1\n",
-    "devices.csv: it has no rows": "",
+    "it has no rows": "",
     "line 3 has 1 cells for 2 columns": "client,up\n0,1\n1\n",
     "up of row 1 is '0'; it must be a number above 0": "client,up\n0,0\n",
     "up of row 1 is 'x'; it must be a number above 0": "client,up\n0, x \n",
@@ -110,20 +114,18 @@ BAD_TRACES = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_a_wrong_field_is_one_line(message):
-    with pytest.raises(ValueError) as error:
+    with refused(f"^{re.escape(message)}"):
         make_profile(fields(**BAD[message]), 3)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("message", [*BAD_FILES, *BAD_TRACES])
 def test_a_wrong_file_is_one_line(message, tmp_path):
     trace = message in BAD_TRACES
     path = table(tmp_path, (BAD_TRACES if trace else BAD_FILES)[message])
-    with pytest.raises(ValueError) as error:
-        make_profile(fields(available=f"csv:{path}") if trace else fields(csv=path), 3)
-    assert message in str(error.value) and "\n" not in str(error.value)
     field = "available" if trace else "csv"
-    assert str(error.value).startswith(f"devices_profile.{field}: {path}: ")
+    start = f"devices_profile.{field}: {path}: "
+    with refused(f"^{re.escape(start)}.*{re.escape(message)}"):
+        make_profile(fields(available=f"csv:{path}") if trace else fields(csv=path), 3)
 
 
 def test_binary_files_and_repeated_values_are_refused(tmp_path):
@@ -157,17 +159,6 @@ def test_memory_of_a_linear_model_by_hand(optimizer, moments, counter):
     training = LocalTraining(optimizer, batch_size=5)
     needed = training_memory(linear_federation().buckets[0], training)
     assert needed == (2 + moments) * params + counter + 4 * 5 * (3 + 4 + 4)
-
-
-def test_memory_grows_with_depth_batches_and_statistics():
-    def memory(depth, batch_size):
-        modules = model_group(f"resnet{depth}", 10, (32, 32, 3))
-        bucket = make_federation(modules, (32, 32, 3), 10, 1).buckets[0]
-        return training_memory(bucket, LocalTraining(optax.sgd(0.1), batch_size=batch_size))
-
-    ten, twenty, thirty = (memory(4, size) for size in (10, 20, 30))
-    assert ten < twenty and thirty - twenty == twenty - ten
-    assert memory(8, 10) > ten
 
 
 def test_clients_get_the_largest_of_a_group_that_fits():
@@ -230,22 +221,12 @@ def test_a_run_from_which_all_is_late_says_so():
 
 
 def test_entries_have_what_fits_their_own_training(tiny_config):
-    config = config_of(tiny_config)
-    config.method.name = None
     # fedrod's recipe trains a head beside the model
-    config.entries = ("local", "local:training.batch_size=40", "local:training.epochs=2", "fedrod")
+    entries = ("local", "local:training.batch_size=40", "local:training.epochs=2", "fedrod")
+    config = only(config_of(tiny_config), entries)
     config.devices_profile.memory = "5e4"
     names = {label: run.federation.buckets[0].name for label, run in plan(config).runs.items()}
     assert list(names.values()) == ["mlp_wide", "mlp_narrow", "mlp_wide", "mlp_wide"]
-
-
-def test_a_config_has_its_devices(tiny_config):
-    config = config_of(tiny_config)
-    config.devices_profile.update(
-        {"flops": "lognormal/1e6/1", "memory": "lognormal/1e5/3", "seed": 1}
-    )
-    with pytest.raises(ValueError, match=r"^devices_profile.memory: client 3"):
-        plan(config)
 
 
 @pytest.mark.slow

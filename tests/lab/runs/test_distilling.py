@@ -42,10 +42,6 @@ def test_methods_are_compared_by_their_composed_names():
 def test_options_that_it_does_not_have():
     with pytest.raises(ValueError, match=r"fedrolex\+dfrd has no option 'base'; it has .*alpha, "):
         method_config("fedrolex+dfrd", base="fedavg")
-    with pytest.raises(
-        ValueError, match="per_layer is not an option of base 'fedrolex'; remove it"
-    ):
-        plan(config_of("fedrolex+dfrd", per_layer=True))
     config = config_of("fedrolex+dfrd")
     config.method.options.update({"selection": "all"})
     with pytest.raises(ValueError, match="selection is 'all'"):

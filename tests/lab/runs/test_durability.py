@@ -14,10 +14,10 @@ import pytest
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.segments import plain
-from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
+from tests.lab.checkpoints.toy import flip
 from tests.runs import ROOT, command, config_of, environment, metrics
 
 pytestmark = pytest.mark.slow
@@ -31,10 +31,9 @@ def values(restored):
 
 @pytest.mark.parametrize("participation", [1.0, 0.25])
 def test_no_flipped_bit_changes_a_result_without_a_word(
-    tiny_config, tmp_path, monkeypatch, participation
+    tiny_config, tmp_path, no_results, participation
 ):
     """Any byte of any file of a FedTGP run's two checkpoints: one of them can be read."""
-    monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
     config.entries, config.rounds, config.participation = (), 6, participation
     train_and_evaluate(config, tmp_path / "run")
@@ -49,13 +48,10 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
     counts = collections.Counter()
     for _ in range(FLIPS):
         file = rng.choice(files)
-        content, warnings = bytearray(file.read_bytes()), []
-        at, bit = rng.randrange(len(content)), rng.randrange(8)
-        content[at] ^= 1 << bit
-        file.write_bytes(content)
+        at, bit, warnings = rng.randrange(file.stat().st_size), rng.randrange(8), []
+        flip(file, at, bit)
         restored = values(Checkpointer(whole / "checkpoints", simulation).restore(warnings.append))
-        content[at] ^= 1 << bit
-        file.write_bytes(content)
+        flip(file, at, bit)
         assert len(warnings) <= 1 and not any("\n" in line for line in warnings)
         assert restored == (before if warnings else newest), (file, at, bit)
         counts[bool(warnings)] += 1
@@ -63,8 +59,7 @@ def test_no_flipped_bit_changes_a_result_without_a_word(
     assert counts[True] > FLIPS / 4
 
 
-def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "write_results", lambda *args: [])
+def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_path, no_results):
     text = tiny_config.read_text().replace("config.rounds = 3", "config.rounds = 25")
     text = text.replace('config.entries = ("local",)', "config.entries = ()").replace(
         '"fedtgp", server_epochs=2', '"local"'

@@ -1,5 +1,6 @@
 """Runs on a cluster: a driver with an inline cluster, and Ray itself, where it is installed."""
 
+import copy
 import os
 import re
 import signal
@@ -12,13 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.runs import ray_cluster, run, tasks
 from fedjax_ht.lab.runs.ray_cluster import Cancelled
 from fedjax_ht.lab.runs.tasks import Outcome, Tasks, note_runs, play_tasks
 from fedjax_ht.lab.runs.train import train_and_evaluate
-from tests.runs import ROOT, config_of, metrics
+from tests.runs import ROOT, metrics
 
 
 class Inline:
@@ -62,17 +62,9 @@ def inline(monkeypatch):
     tasks.kept.cache_clear()
 
 
-def tiny(path, trials=2, **fields):
-    config = config_of(path)
-    config.method, config.entries = method_config("local"), ()
-    config.trials, config.rounds, config.report.maps = trials, 1, "none"
-    for name, value in fields.items():
-        setattr(config, name, value)
-    return config
-
-
-def test_a_cluster_leaves_the_folder_of_one_process(tiny_config, tmp_path, inline, blank_pictures):
-    config, rows = tiny(tiny_config), []
+def test_a_cluster_leaves_the_folder_of_one_process(config, tmp_path, inline, blank_pictures):
+    config, rows = copy.deepcopy(config), []
+    config.trials, config.rounds, config.report.maps = 2, 1, "none"
     train_and_evaluate(config, tmp_path / "one")
     train_and_evaluate(
         config, tmp_path / "many", lambda *row: rows.append(row), tasks=Tasks(lambda: inline, None)

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ht.lab.config.sections import TrainingConfig
 from fedjax_ht.lab.runs.method import local_training, optimizer, recipes
+from tests.lab.runs.folders import refused
 
 WEIGHT, GRADIENT = jnp.array([1.0, -2.0]), jnp.array([0.5, 0.25])
 
@@ -52,12 +53,11 @@ def test_decay_of_the_config_comes_before_it():
     ],
 )
 def test_what_is_no_optimiser_is_said_in_a_line(text, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with refused(message):
         optimizer(TrainingConfig(optimizer=text))
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lion", "rmsprop", "novograd", "adadelta"])
+@pytest.mark.parametrize("name", ["adamw", "lion", "rmsprop", "novograd", "adadelta"])
 def test_numbers_in_its_text_are_bounded(name):
     for option, parameter in inspect.signature(getattr(optax, name)).parameters.items():
         if option == "learning_rate" or type(parameter.default) is not float:

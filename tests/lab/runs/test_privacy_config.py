@@ -6,6 +6,7 @@ from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.runs.method import simulation_options
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.trust.options import Privacy
+from tests.lab.runs.folders import refused
 from tests.runs import config_of
 
 pytest.importorskip("dp_accounting")
@@ -28,10 +29,9 @@ def test_a_config_says_what_is_private():
 )
 def test_wrong_settings_are_one_line(tiny_config, fields, line):
     config = config_of(tiny_config)
-    with pytest.raises(ValueError, match=line) as refused:
+    with refused(line):
         config.update(fields)
         plan(config)
-    assert "\n" not in str(refused.value)
 
 
 def test_sound_settings_are_built(tiny_config):

@@ -8,14 +8,8 @@ import sys
 import pytest
 
 from fedjax_ht.lab.runs import processes
+from tests.deploy.processes import free_port
 from tests.runs import ROOT, metrics
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
 
 ALONE = """
 import functools, sys

@@ -29,6 +29,7 @@ def test_a_share_is_held_out_before_the_split():
     assert not set(owned) & set(dataset.public)
     assert experiment.runs["fedmd"].federation.public_set.samples == 30
     assert not [line for line in notes(experiment) if "public" in line]
+    assert "30 samples are public." in setting(experiment)
 
 
 def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
@@ -45,11 +46,6 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
         simulate(plan(config).runs["fedmd"])
 
 
-def test_the_setting_of_a_run_names_its_public_samples():
-    config = config_of(public_per_round=20)
-    assert "30 samples are public." in setting(plan(config))
-
-
 def test_a_public_set_that_nothing_reads_is_said():
     (line,) = [line for line in notes(plan(config_of(method="local"))) if "public" in line]
     assert line.startswith("30 samples are public (dataset.public), and no method of this run")
@@ -60,7 +56,6 @@ def test_a_public_set_that_nothing_reads_is_said():
     [
         (None, "fedmd needs a public set, shared by server and clients: set dataset.public to"),
         ("fashion_mnist_10k", "dataset.public is 'fashion_mnist_10k', the clients' own set"),
-        ("hold_out:2", "dataset.public is 'hold_out:2'; after hold_out: it must have a share"),
         ("mnistt", "dataset.public: .*'mnistt'.*hold_out:0.1"),
     ],
 )

@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
@@ -13,6 +12,7 @@ import pytest
 
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.runs import train
+from tests.deploy.processes import free_port
 from tests.runs import ROOT, command, config_of, environment, metrics, shared_programs
 
 METHODS = ("fedtgp", "local")
@@ -43,6 +43,7 @@ def test_a_run_writes_what_it_says(finished):
     for picture in (*pictures, *(f"{method}/features.png" for method in METHODS)):
         assert (workdir / picture).read_bytes()[:4] == b"\x89PNG"
     assert (workdir / "report.html").read_text().count("After round 3, trial 0.") == len(METHODS)
+    assert set(json.loads((workdir / "lanes.json").read_text()).values()) == {1}
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
         assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
@@ -121,18 +122,6 @@ def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(
     assert metrics(workdir, "fedtgp") == metrics(finished[0], "fedtgp")
 
 
-def test_chosen_lanes_are_remembered_and_read_again(run_module, tiny_config, finished, tmp_path):
-    workdir, _ = finished
-    assert set(json.loads((workdir / "lanes.json").read_text()).values()) == {1}
-    other = tmp_path / "run"
-    other.mkdir()
-    shutil.copy(workdir / "config.json", other)
-    (other / "lanes.json").write_text("{")
-    done = run_module("main", f"--config={tiny_config}", f"--workdir={other}")
-    assert done.returncode == 2
-    assert "lanes.json is not readable as JSON" in done.stderr.splitlines()[-1]
-
-
 def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
     workdir, _ = finished
     target = tmp_path / "client.npz"
@@ -191,26 +180,14 @@ def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, t
 @pytest.mark.slow
 def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path):
     workdir = tmp_path / "run"
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    common = (
-        f"--config={tiny_config}",
-        f"--workdir={workdir}",
-        "--config.rounds=2",
-        f"--coordinator=localhost:{port}",
-    )
-    processes = [
-        subprocess.Popen(
-            command("main", *common, "--processes=2", f"--process={index}"),
-            cwd=ROOT,
-            env=environment(run_module.home),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    common = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=2")
+    common = (*common, f"--coordinator=localhost:{free_port()}", "--processes=2")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = []
+    for index in range(2):
+        arguments = command("main", *common, f"--process={index}")
+        home = environment(run_module.home)
+        processes.append(subprocess.Popen(arguments, cwd=ROOT, env=home, **pipes))
     outputs = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "written:" in outputs[0][0] and "written:" not in outputs[1][0]

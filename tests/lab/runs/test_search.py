@@ -12,7 +12,7 @@ from fedjax_ht.check.options import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.config.entries import described, entries_of, parse_entry, presets_of
+from fedjax_ht.lab.config.entries import described, entries_of, only, parse_entry, presets_of
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.runs import search
@@ -31,6 +31,7 @@ from fedjax_ht.lab.runs.spaces import described_space, draw, grid, parse_space, 
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
+from tests.runs import config_of
 
 
 def test_a_grid_is_every_combination():
@@ -82,9 +83,7 @@ def test_the_worse_half_ends():
 @pytest.fixture
 def config(tiny_config):
     """Returns the config of the runner's tests, with validation sets."""
-    names = {}
-    exec(tiny_config.read_text(), names)
-    config = names["get_config"]()
+    config = config_of(tiny_config)
     config.partition.options.train_share, config.partition.options.val_share = 0.5, 0.25
     config.rounds = 4
     config.precision, config.devices = "float32", 1
@@ -99,21 +98,20 @@ POINTS = [
 
 
 def test_points_that_differ_in_numbers_share_a_program(config):
-    config.method.name = None
-    config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    groups = [[run.label for run in family] for family in families(plan(config))]
+    entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
+    experiment = plan(only(config, entries))
+    groups = [[run.label for run in family] for family in families(experiment)]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
-    assert len(families(plan(config), trace=False)) == 6
+    assert len(families(experiment, trace=False)) == 6
 
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
     recipes = parse_space(["training.batch_size=5,10", "training.epochs=1,2"])
     # without momentum optax keeps no trace
     for other, sizes in (("momentum=0,0.5", [1] * 8), ("learning_rate=0.01,0.1", [2] * 4)):
-        config.method.name = None
         space = recipes | parse_space([f"training.{other}"])
-        config.entries = tuple(points_of("local", space, None))
-        assert [len(family) for family in families(plan(config))] == sizes
+        experiment = plan(only(config, points_of("local", space, None)))
+        assert [len(family) for family in families(experiment)] == sizes
 
 
 def run(config, folder, halvings=1, labels=POINTS, tell=lambda line: None, **more):
@@ -164,7 +162,6 @@ def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
 
 
 def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
-    config.rounds = 4
     messages, dataset = [], load_dataset(config.dataset.name)
     tell = {"points": 2, "tell": messages.append}
     tuned = fairly_tuned(
@@ -221,9 +218,8 @@ def test_a_factory_declares_what_is_searched_of_its_method(config, method):
     assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
     assert space == SEARCHED.get(method, space)
     assert all(0 <= low < high for low, high, _ in space.values())
-    config.method.name = None
-    config.entries = tuple(points_of(method, space_of(method, typed_config(config)), 2))
-    assert len(entries_of(typed_config(config))) == 3
+    labels = points_of(method, space_of(method, typed_config(config)), 2)
+    assert len(entries_of(only(config, labels))) == 3
 
 
 def test_the_shipped_settings_say_what_was_searched_of_whom():
@@ -250,9 +246,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
     assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
     shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
     assert len(shares) == 4
-    config.method.name = None
-    config.entries = ("fedmine", "local")
-    config = typed_config(config)
+    config = typed_config(only(config, ["fedmine", "local"]))
     expected = ["fedmine: at its defaults", "local: every client trains alone; it has no options"]
     assert [described(entry, config) for entry in entries_of(config)] == expected
 
