@@ -12,7 +12,6 @@ from experiments.queue_commands import QUEUE, plan_of, plans_of, read_queue
 from experiments.queue_status import table_of
 from fedjax_ht.lab.config.entries import entries_of
 from fedjax_ht.lab.runs.plan import settle
-from tests.docs.links import assert_links_lead_to_headings
 from tests.experiments.folders import history, write_run
 
 ROWS = read_queue()
@@ -25,10 +24,6 @@ def test_a_command_makes_a_config_without_a_mistake(name):
     plan = PLANS[name]
     settled = settle(plan.config)
     assert len(settled.runs) == len(entries_of(plan.config)) > 0 and plan.rounds > 0
-
-
-def labels_of(name):
-    return [entry.label for entry in entries_of(PLANS[name].config)]
 
 
 def test_seeds_have_splits_of_their_own():
@@ -53,7 +48,7 @@ def test_a_comparison_takes_what_the_searches_chose(tmp_path):
     names = ["two-classes-local", "two-classes-fedssa", "two-classes-fedral"]
     entries = []
     for name in names:
-        searched(tmp_path / name, labels_of(name))
+        searched(tmp_path / name, [entry.label for entry in entries_of(PLANS[name].config)])
         entries.append(chosen(tmp_path / name, None, score="accuracy", by="best"))
     commands = {command.name: command for row in ROWS for command in row.commands}
     command = commands["two-classes-seeds"]
@@ -152,7 +147,3 @@ def test_make_works_the_commands_off_once_each_and_goes_on_after_a_failure(tmp_p
     (runs / "healed").touch()
     assert make() == 0 and called()[-1] == "level-cifar10" and len(called()) == len(PLANS)
     assert make() == 0 and len(called()) == len(PLANS)
-
-
-def test_the_page_says_how():
-    assert_links_lead_to_headings(QUEUE.with_name("README.md"))
