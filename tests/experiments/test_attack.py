@@ -26,7 +26,6 @@ from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.runs.evaluate import LoadedRun
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
-from tests import tiny
 from tests.experiments.leaks.victims import image_of, victim_of
 from tests.runs import config_of
 
@@ -117,7 +116,7 @@ def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
 
 def test_uploads_have_passed_the_transforms_of_the_run():
     """Noise of its own for each."""
-    victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of("fedavg")
     images, labels = image_of(2)
     plain, *noisy = (
         payload(uploaded(victim, transform, state, images, labels, jnp.uint32(number)))

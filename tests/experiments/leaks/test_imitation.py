@@ -21,11 +21,9 @@ from fedjax_ht.trust.options import Privacy
 from tests import tiny
 from tests.experiments.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
 
-WIDE = 300
-
 
 def test_the_seen_change_is_the_clients_gradient():
-    victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of("fedavg")
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
     np.testing.assert_allclose(simulate(seen.known, images), seen.change, rtol=1e-4, atol=1e-7)
@@ -42,7 +40,7 @@ def test_the_seen_change_is_the_clients_gradient():
 @pytest.mark.parametrize("name", ["lg_fedavg", "fedssa"])
 def test_a_head_says_the_features_exactly(name):
     """The change of a class's weights in a linear layer, over its bias's, is the input."""
-    victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of(name)
     images, labels = image_of(2)
     change = np.asarray(seen_of(victim, state, images, labels).change)
     if name == "fedssa":
@@ -61,7 +59,7 @@ def test_a_head_says_the_features_exactly(name):
 
 def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     """FedSSA's client fuses its own classes' rows before it trains: that is no training."""
-    victim, state = victim_of("fedssa", tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of("fedssa")
     images, labels = image_of(2)
     info = victim.info._replace(num_samples=jnp.int32(1))
     victim_data = tiny.client_data([2])
@@ -88,7 +86,7 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
 
 @pytest.mark.parametrize("name", [pytest.param("fedproto", marks=pytest.mark.slow), "fedssa"])
 def test_one_imitation_serves_images_of_any_label(name):
-    victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of(name)
     simulate, _ = attacked(victim, state, *image_of(2))
     images, labels = image_of(1, seed=5)
     seen = seen_of(victim, state, images, labels)
@@ -98,7 +96,7 @@ def test_one_imitation_serves_images_of_any_label(name):
 
 def test_whether_the_clients_state_matters():
     for name, matters in (("fedavg", False), ("lg_fedavg", True)):
-        victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
+        victim, state = victim_of(name)
         images, labels = image_of(2)
 
         @jax.jit
@@ -117,7 +115,7 @@ def test_whether_the_clients_state_matters():
 )
 def test_an_attacker_imitates_clipping_and_no_noise(unit, scale):
     """Noise is on the upload, out of the server's sight, or on the gradient."""
-    victim, state = victim_of("fedavg", tiny.linear_federation(width=WIDE, clients=1, buckets=1))
+    victim, state = victim_of("fedavg", width=300)
     victim = victim._replace(privacy=Privacy(unit, clip=0.05, noise=3.0))
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
@@ -146,6 +144,6 @@ def test_a_payload_is_what_is_sent():
 
 
 def test_methods_that_send_nothing_are_refused():
-    victim, state = victim_of("local", tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of("local")
     with pytest.raises(ValueError, match="clients of local send no numbers, so"):
         observe(victim, upload(victim, state, *image_of(1)), state, (1, 2, 2, 1), jnp.array([1]))

@@ -9,14 +9,13 @@ from experiments.leaks import inversion
 from experiments.leaks.images import psnr
 from experiments.leaks.imitation import Observation
 from experiments.leaks.inversion import Search, in_order, invert
-from tests import tiny
 from tests.experiments.leaks.victims import ROOT, attacked, image_of, victim_of
 
 
 @pytest.fixture(scope="module")
 def linear():
     """An image of FedAvg's client with a linear model, and the attack on it."""
-    victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
+    victim, state = victim_of("fedavg")
     images, labels = image_of(2)
     return images, *attacked(victim, state, images, labels)
 

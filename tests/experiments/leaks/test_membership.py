@@ -1,15 +1,12 @@
 """Membership in a training set is inferred from the loss."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from experiments.leaks import membership
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.methods import METHODS
 from tests import tiny
+from tests.experiments.leaks.victims import victim_of
 from tests.reference import images as reference
 from tests.reference import linear_client
 from tests.reference.classification import cross_entropy
@@ -31,15 +28,10 @@ def test_auc_at_its_ends():
 
 
 def test_losses_are_the_heads_on_each_sample():
-    federation = tiny.linear_federation(clients=1, buckets=1)
-    method, bucket = METHODS["fedproto"](LocalTraining(optax.sgd(0.1))), federation.buckets[0]
+    victim, client = victim_of("fedproto")
     labels = np.arange(70) % 4  # more than one batch
     data = tiny.client_data(labels, indices=np.arange(70)[::-1], padding=2)
-    client = method.init_client(bucket, tiny.context(0))
-    downlink = method.broadcast(
-        federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
-    )
-    losses = membership.losses(method, bucket, client, downlink, data, "train")
+    losses = membership.losses(victim.method, victim.bucket, client, victim.downlink, data, "train")
     logits = linear_client.logits(tiny.flat_params(client["params"]), tiny.pixels(data))
     want = [cross_entropy(logits[[i]], labels[[i]], [True]) for i in range(70)][::-1]
     assert losses.shape == (72,)
@@ -48,13 +40,9 @@ def test_losses_are_the_heads_on_each_sample():
 
 def test_a_class_without_a_score_has_an_infinite_loss():
     """FedProto's reported rule scores no class before its first round."""
-    federation = tiny.linear_federation(clients=1, buckets=1)
-    method, bucket = METHODS["fedproto"](LocalTraining(optax.sgd(0.1))), federation.buckets[0]
-    assert membership.rule_of(method) == "head"
-    method = method._replace(rules=("prototype",))
-    downlink = method.broadcast(
-        federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
-    )
-    client = method.init_client(bucket, tiny.context(0))
-    losses = membership.losses(method, bucket, client, downlink, tiny.client_data([0, 1]), "train")
+    victim, client = victim_of("fedproto")
+    assert membership.rule_of(victim.method) == "head"
+    method = victim.method._replace(rules=("prototype",))
+    data = tiny.client_data([0, 1])
+    losses = membership.losses(method, victim.bucket, client, victim.downlink, data, "train")
     assert jnp.isinf(losses).all()

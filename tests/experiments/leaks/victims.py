@@ -14,8 +14,9 @@ ONE_STEP = LocalTraining(optax.sgd(0.1), batch_size=1, steps=1, shuffle=False)
 ROOT = jax.random.key(0)
 
 
-def victim_of(name, federation):
-    """The only client of a federation in its first round, and its state."""
+def victim_of(name, **options):
+    """The only client of a federation of linear models in its first round, and its state."""
+    federation = tiny.linear_federation(clients=1, buckets=1, **options)
     method, bucket = METHODS[name](ONE_STEP), federation.buckets[0]
     context = tiny.context(0)
 
@@ -36,18 +37,18 @@ def image_of(label: int, seed: int = 1):
     return jax.random.uniform(jax.random.key(seed), (1, 2, 2, 1)), jnp.array([label])
 
 
-def seen_of(victim, state, images, labels, uplink=None):
+def seen_of(victim, state, images, labels):
     """The client's upload of these images as one sees it who knows its state."""
 
     @jax.jit
     def look(state, images, labels):
-        sent = upload(victim, state, images, labels, uplink)
+        sent = upload(victim, state, images, labels)
         return observe(victim, sent, state, images.shape, labels)
 
     return look(state, images, labels)
 
 
-def attacked(victim, state, images, labels, uplink=None):
+def attacked(victim, state, images, labels):
     """The client's upload of these images as one sees it who knows its state, and its imitation."""
-    seen = seen_of(victim, state, images, labels, uplink)
+    seen = seen_of(victim, state, images, labels)
     return jax.jit(imitation(victim, seen.known, images.shape)), seen
