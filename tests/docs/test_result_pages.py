@@ -1,6 +1,5 @@
 """Pages of results: the tables written by hand have the numbers of the committed CSVs."""
 
-import csv
 import re
 import statistics
 from collections import defaultdict
@@ -11,6 +10,7 @@ import pytest
 from experiments import leaks_table
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import FAR_OFF
+from tests.experiments.folders import read_csv
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 
@@ -18,10 +18,9 @@ RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 def percents(file: str, score: str, dataset: str) -> dict[str, list[dict[int, float]]]:
     """Reads method -> runs, in the order of their seeds, each round -> the score in percent."""
     scores = defaultdict(lambda: defaultdict(dict))
-    with (RESULTS / file).open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if row["dataset"] == dataset and row[score]:
-                scores[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
+    for row in read_csv(RESULTS / file):
+        if row["dataset"] == dataset and row[score]:
+            scores[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
     return {method: [runs[seed] for seed in sorted(runs)] for method, runs in scores.items()}
 
 
@@ -142,12 +141,10 @@ TABLES = [  # page, heading, CSV, data set, (score, measures) in their order, [(
     ("class_shares", "CIFAR-10, Dirichlet(0.4): batch", "class_shares_dirichlet_searched", CIFAR,
      [("accuracy_global", *SEARCHED), ("best_participants_global", BEST, seeds)],
      [("... by the global A", FEDRAL)]),
-    ("class_shares", "Dirichlet(0.4): the level", "class_shares_level", CIFAR,
-     [("accuracy", at(50, 100, 200, 300, 500), ONE, each(late)), ("best_participants", ONE)],
-     [("512", "local batch_size=512"), ("64", "local batch_size=64")]),
-    ("class_shares", "Dirichlet(0.4): the level", "class_shares_level", FASHION,
-     [("accuracy", at(50, 100, 200, 300, 500), ONE, each(late)), ("best_participants", ONE)],
-     [("512", "local batch_size=512"), ("64", "local batch_size=64")]),
+    *[("class_shares", "Dirichlet(0.4): the level", "class_shares_level", dataset,
+       [("accuracy", at(50, 100, 200, 300, 500), ONE, each(late)), ("best_participants", ONE)],
+       [("512", "local batch_size=512"), ("64", "local batch_size=64")])
+      for dataset in (CIFAR, FASHION)],
     ("class_shares", "CIFAR-10, Dirichlet(0.4) at", "class_shares_practical", CIFAR,
      [("accuracy", at(20, 40, 60, 80, 100), BEST, spread(late)), PARTICIPANTS],
      [("FedSSA", "fedssa"), ("FedRAL, 10 blocks", "fedral blocks=10"),
@@ -206,35 +203,28 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 }
 
 
-def trials(file: str, column: str) -> dict[str, dict[tuple, float]]:
-    """Reads entry -> (seed, split) -> a column in percent of a CSV of trials."""
-    scores = defaultdict(dict)
-    with (RESULTS / file).open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            scores[row["entry"]][row["seed"], row["split"]] = 100 * float(row[column])
-    return scores
-
-
 @pytest.mark.parametrize("row", ELSEWHERE)
 def test_fedtgp_elsewhere(row):
     file, suffix = ELSEWHERE[row]
     (cells,) = (cells for cells in section("fedtgp.md", "FedTGP and FedProto") if cells[0] == row)
-    tops = [trials(file, "best")[f"{name}{suffix}"] for name in ("fedtgp", "fedproto", "local")]
-    assert cells[1:4] == [spread(float)(top.values())[0] for top in tops]
+    best = defaultdict(list)
+    for trial in read_csv(RESULTS / file):
+        best[trial["entry"]].append(100 * float(trial["best"]))
+    tops = [best[f"{name}{suffix}"] for name in ("fedtgp", "fedproto", "local")]
+    assert cells[1:4] == [spread(float)(top)[0] for top in tops]
     assert cells[4] == str(len(tops[0]))
 
 
 @pytest.mark.parametrize("label, above", [("FedProto", 0), ("FedTGP", 8)])
 def test_the_margins_of_fedtgp(label, above):
     clients, server = defaultdict(list), {}
-    with (RESULTS / "fedtgp_margins.csv").open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if not row["nearest"] or not row["method"].startswith(label.lower()):
-                continue
-            if row["client"] == "global":
-                server[row["label"]] = float(row["nearest"])
-            else:
-                clients[row["label"]].append(float(row["nearest"]))
+    for row in read_csv(RESULTS / "fedtgp_margins.csv"):
+        if not row["nearest"] or not row["method"].startswith(label.lower()):
+            continue
+        if row["client"] == "global":
+            server[row["label"]] = float(row["nearest"])
+        else:
+            clients[row["label"]].append(float(row["nearest"]))
     assert sum(server[name] > max(values) for name, values in clients.items()) == above
     (cells,) = (cells for cells in section("fedtgp.md", "Margins") if cells[0] == label)
     assert cells[-1] == f"{above} of 10"
@@ -247,9 +237,9 @@ CSVS = [*sorted(RESULTS.glob("class_shares*.csv")), RESULTS / "fedral_blocks.csv
 @pytest.mark.parametrize("path", CSVS, ids=lambda path: path.stem)
 def test_fedrals_bytes_are_those_of_its_numbers(path):
     """Ten clients a round send and receive r^2 / m numbers; r is 500 for CIFAR-10, else 50."""
-    with path.open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["method"].startswith("fedral")]
-    for row in rows:
+    for row in read_csv(path):
+        if not row["method"].startswith("fedral"):
+            continue
         if not int(row.get("uplink_bytes", 0)):  # before the first round, or a published number
             continue
         width, blocks = {"cifar10": (500, 100), "fashion_mnist": (50, 10)}[row["dataset"]]
@@ -272,10 +262,9 @@ def test_fedrals_bytes_are_those_of_its_numbers(path):
 )
 def test_the_accuracies_of_a_search(file, heading):
     points = defaultdict(lambda: defaultdict(list))
-    with (RESULTS / file).open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            value = f"{100 * float(row['val_accuracy']):.2f}" if row["val_accuracy"] else "-"
-            points[row["method"]][row["batch_size"], row["learning_rate"]].append(value)
+    for row in read_csv(RESULTS / file):
+        value = f"{100 * float(row['val_accuracy']):.2f}" if row["val_accuracy"] else "-"
+        points[row["method"]][row["batch_size"], row["learning_rate"]].append(value)
     for method, label in (("local", "local"), ("fedral blocks=100", "FedRAL, 100 blocks")):
         expected = [", ".join(values) for values in points[method].values()]
         assert [label, *expected] in section("class_shares.md", heading)
@@ -293,12 +282,8 @@ def test_inversions_of_single_images():
     assert table[2:] and [line for line in table[2:] if line not in lines] == []
 
 
-FILE = Path(__file__).parents[2] / "benchmarks/results/honest_uploads.csv"
-
-
 def test_no_honest_upload_was_refused_or_named():
-    with FILE.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(RESULTS.parents[1] / "benchmarks" / "results" / "honest_uploads.csv")
     largest = [float(row["largest"]) for row in rows]
     assert max(largest) < FAR_OFF < SimulationOptions().refuse_outliers
     assert sorted(largest)[-2] < 7.3

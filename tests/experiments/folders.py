@@ -1,5 +1,6 @@
 """Folders of runs that nobody trained: config.json and metrics.jsonl as a run writes them."""
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,3 +44,8 @@ def history(*accuracies: float, trial: int = 0, every: int = 1, **scores: float)
     for number, accuracy in enumerate(accuracies):
         rows.append({"round": number * every, "trial": trial, "accuracy": accuracy} | scores)
     return rows
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,6 +1,5 @@
 """Images of valid latents, random vectors and prototypes: what is drawn, measured and refused."""
 
-import csv
 from types import SimpleNamespace
 
 import jax
@@ -24,6 +23,7 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.lab.generators import Card, Generator, open_generator
 from fedjax_ht.lab.runs.evaluate import load_run
 from fedjax_ht.methods.shared.pair_server import Server
+from tests.experiments.folders import read_csv
 
 WIDTH = 12
 
@@ -116,5 +116,4 @@ def test_prototypes_of_a_run(run_module, tiny_config, tmp_path):
     assert refused.returncode == 2 and "--config.model.feature_dim=512" in refused.stderr
     done = run_module("latent_images", "--count=2", *files)
     assert done.returncode == 0 and "| valid latents | 2 |" in done.stdout, done.stderr
-    with (tmp_path / "a.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 6
+    assert len(read_csv(tmp_path / "a.csv")) == 6

@@ -1,12 +1,11 @@
 """Features of all clients' own samples: the command, its picture and its refusals."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from experiments.own_samples import OwnSamples, agreement, own_samples, picture, table_of
 from fedjax_ht.lab.runs.evaluate import load_run
+from tests.experiments.folders import read_csv
 
 # Clients 0 and 1 agree on class 0, client 2's class 1 lies beside the others' class 0.
 OWN = OwnSamples(
@@ -44,9 +43,7 @@ def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
     done = run_module("own_samples", run, *files, "--samples=5", drawn=True)
     assert done.returncode == 0, done.stderr
     assert "| fedssa | 1 | 4 |" in done.stdout and drawn.exists()
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["client"] for row in rows if row["method"] == "fedssa"} == set("0123")
+    assert {row["client"] for row in read_csv(table) if row["method"] == "fedssa"} == set("0123")
 
     loaded = load_run(tmp_path / "run", "fedssa")
     samples = own_samples(loaded, "train", 5)

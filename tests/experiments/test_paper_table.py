@@ -1,6 +1,5 @@
 """The table of many runs beside published numbers, from runs written by hand."""
 
-import csv
 import json
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from experiments import evaluations
 from experiments.paper_table import find_runs, markdown
+from tests.experiments.folders import read_csv
 
 SGD, ADAM = (
     {"optimizer": name, "learning_rate": rate, "beta1": 0.9}
@@ -61,7 +61,7 @@ def test_published_numbers_can_be_of_the_participants_score(tmp_path):
     row = "50.00 ± 0.00 | - | 50.00 ± 0.00 | 85.00 ± 5.00 | 2, 2 | 2 | 80 | +5.00 | 1.00 KiB"
     assert cells(text, "local")[1:] == row.split(" | ")
     evaluations.write_evaluations(runs, tmp_path / "x.csv")
-    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    rows = read_csv(tmp_path / "x.csv")
     assert [row["best_participants"] for row in rows if row["seed"] == "0"] == ["0", "0.8", "0.8"]
 
 
@@ -139,8 +139,7 @@ def test_another_score_leaves_out_the_runs_without_it(runs):
 
 def test_every_evaluation_is_a_row(runs, tmp_path):
     evaluations.write_evaluations(runs, tmp_path / "all.csv")
-    with (tmp_path / "all.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "all.csv")
     assert len(rows) == 12
     cells_of_row = [rows[4][name] for name in ("method", "seed", "accuracy", "uplink_bytes")]
     assert cells_of_row == ["fedktl", "1", "0.7", "1024"]

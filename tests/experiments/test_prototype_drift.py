@@ -1,9 +1,8 @@
-import csv
-
 import numpy as np
 import pytest
 
 from experiments.prototype_drift import measures
+from tests.experiments.folders import read_csv
 
 
 def test_measures_of_three_points():
@@ -21,8 +20,7 @@ def test_a_run_is_followed_by_new_prototypes_and_by_those_before(run_module, tin
     evaluated = ["--config.evaluate.every=2", "--config.rounds=4"]
     done = run_module("prototype_drift", *chosen, "--config.method.name=fedtgp", *evaluated)
     assert done.returncode == 0, done.stderr
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(table)
     assert [row["round"] for row in rows] == [str(i + 1) for i in range(len(rows))]
     assert rows[0]["drift"] == "" and all(float(row["drift"]) > 0 for row in rows[1:])
     scored = [row for row in rows if row["new_prototype"]]

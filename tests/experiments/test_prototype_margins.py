@@ -1,7 +1,5 @@
 """Margins of a run's prototypes: the command, its file and its refusals."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -16,6 +14,7 @@ from experiments.prototype_margins import (
     table_of,
 )
 from fedjax_ht.lab.runs.evaluate import load_run
+from tests.experiments.folders import read_csv
 from tests.reference.margins import nearest_and_mean
 
 ROWS = [
@@ -57,8 +56,7 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     assert sent.all() and values.shape[:2] == (4, 4)
     np.testing.assert_allclose(got, means, rtol=1e-4, atol=1e-6)
 
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(table)
     assert {row["method"] for row in rows} == {"fedproto", "fedtgp:server_epochs=2"}
     shown = [row["client"] for row in rows if row["method"] == "fedproto"]
     assert shown == [row.client for row in rows_of(loaded, 0)]

@@ -1,7 +1,5 @@
 """A server's training in other orders, from a run's checkpoint."""
 
-import csv
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from experiments.prototype_margins import client_prototypes
 from experiments.server_orders import training
 from fedjax_ht.lab.runs.evaluate import load_run
+from tests.experiments.folders import read_csv
 
 
 @pytest.mark.slow
@@ -21,8 +20,7 @@ def test_a_server_trains_again(run_module, tiny_config, tmp_path):
     chosen = [run, "--method=fedtgp:server_epochs=2", f"--csv={table}", "--orders=2"]
     done = run_module("server_orders", *chosen)
     assert done.returncode == 0, done.stderr
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(table)
     settings = [row["setting"] for row in rows]
     assert settings[:2] == ["as it was", "class means"] and settings[-1] == "own heads"
     assert len(rows) == 3 + 2 * 4 + 1
