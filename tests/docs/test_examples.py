@@ -31,17 +31,6 @@ def execute(*code: str) -> dict:
     return names
 
 
-def test_the_readme_runs(capsys):
-    """With fewer rounds; what its clients send is what the README says that they send."""
-    (code,) = blocks("../README.md")
-    assert "rounds=15" in code
-    execute(code.replace("rounds=15", "rounds=2"))
-    printed = capsys.readouterr().out.splitlines()
-    sent = [line.split(", ")[1] for line in printed]
-    readme = (ROOT / "README.md").read_text()
-    assert sent == re.findall(r"^    \w+: [\d.]+%, (.*)$", readme, re.MULTILINE)
-
-
 @pytest.mark.parametrize("page", ["own_models.md", "loop.md", "write_a_method.md"])
 def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example writes checkpoints

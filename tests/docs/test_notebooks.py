@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_examples import blocks
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SAYS = {  # name -> what its output has, and how many pictures
@@ -42,11 +44,9 @@ def test_shipped_notebooks_are_small_and_name_no_machine(path):
 
 
 def test_the_method_of_the_notebook_is_that_of_the_page():
-    page = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "write_a_method.md").read_text(), re.DOTALL
-    )[0]
+    method, *_ = blocks("write_a_method.md")
     cells = json.loads((ROOT / "notebooks" / "write_a_method.ipynb").read_text())["cells"]
-    assert page.strip() in ["".join(cell["source"]) for cell in cells]
+    assert method.strip() in ["".join(cell["source"]) for cell in cells]
 
 
 @pytest.mark.slow

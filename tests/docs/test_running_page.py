@@ -8,6 +8,8 @@ import sys
 import types
 from pathlib import Path
 
+from tests.docs.test_examples import blocks
+
 PAGE = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 ROWS = [
     {"round": r, "trial": t, "accuracy": 0.5 + t / 10, "not_finite": [], "server_finite": True}
@@ -18,11 +20,8 @@ ROWS = [
 
 def recipe(tracker: str) -> str:
     """Returns the page's code that imports a tracker."""
-    (code,) = (
-        code
-        for code in re.findall(r"```python\n(.*?)```", PAGE, re.S)
-        if re.search(rf"^(import|from) .*{tracker}", code, re.M)
-    )
+    imported = rf"^(import|from) .*{tracker}"
+    (code,) = (code for code in blocks("running.md") if re.search(imported, code, re.MULTILINE))
     return code
 
 

@@ -1,6 +1,5 @@
 """The packages that pip installs, and what works with the mandatory ones alone."""
 
-import ast
 import json
 import os
 import re
@@ -13,6 +12,8 @@ import pytest
 
 from fedjax_ht.check.packages import PACKAGES, needing, require
 from fedjax_ht.lab.command import COMMANDS
+from tests.docs.test_architecture import LIBRARY, imports
+from tests.docs.test_examples import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -37,22 +38,10 @@ def names_of(requirements: list[str]) -> set[str]:
     return {re.split(r"[><=\[]", requirement)[0] for requirement in requirements}
 
 
-def imported_packages() -> set[str]:
-    """Returns the modules, first names alone, that files of the library import anywhere."""
-    names = set()
-    for path in (ROOT / "fedjax_ht").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names.add(node.module.split(".")[0])
-    return names
-
-
 def test_every_dependency_is_declared_and_used():
     mandatory = names_of(PROJECT["dependencies"])
     modules = {"absl-py": "absl"}
-    imported = imported_packages()
+    imported = {name.split(".")[0] for path in LIBRARY.rglob("*.py") for name in imports(path)}
     assert {modules.get(name, name.replace("-", "_")) for name in mandatory} <= imported
     assert len(mandatory) == 10 and set(PACKAGES) <= imported
     for package in PACKAGES.values():
@@ -72,12 +61,15 @@ assert {method(training).name for method in fl.METHODS.values()} == set(fl.METHO
 
 
 def test_the_readme_runs_without_extras():
-    """In one round of each method. All public names but those of configs and of runs can be had."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """In one round of each method, and its clients send as many bytes as the page says. All public
+    names but those of configs and of runs can be had."""
+    (code,), page = blocks("../README.md"), (ROOT / "README.md").read_text()
     done = without_extras(re.sub(r"rounds=\d+", "rounds=1", code) + ALL_NAMES)
     assert done.returncode == 0, done.stderr
-    local, fedssa, *lines = done.stdout.splitlines()
-    assert local.startswith("local: ") and fedssa.startswith("fedssa: ")
+    shown = r"^ *(\w+): [\d.]+%, (.*)$"
+    sent = re.findall(shown, done.stdout, re.MULTILINE)
+    assert sent == re.findall(shown, page, re.MULTILINE) and len(sent) == 2
+    lines = done.stdout.splitlines()[2:]
     assert [line.split()[0] for line in sorted(lines)] == list(NEED_CONFIGS)
     assert all(line.endswith("; run pip install 'fedjax_ht[run]'") for line in lines)
 
