@@ -63,13 +63,13 @@ def certs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def keys():
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
     return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
 
 
 @pytest.fixture
 def quick(monkeypatch):
+    pytest.importorskip("flwr")
     from fedjax_ht.deploy import node
 
     monkeypatch.setattr(node, "POLL_SECONDS", 0.05)

@@ -149,7 +149,7 @@ def transport(sites: dict, lost=never, changed=unchanged, tell=print) -> Transpo
         return replies
 
     def add(requests, groups, max_bytes):
-        raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
+        raise ValueError("a secure sum is Flower's, see test_secagg")
 
     return Transport(meet, exchange, add, tell)
 

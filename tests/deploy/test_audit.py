@@ -70,18 +70,15 @@ class Noted(list):
         return [fields for name, fields in self if name == event]
 
 
-def test_both_sides_note_an_exchange_and_the_server_strangers(monkeypatch):
-    pytest.importorskip("flwr")
-    from cryptography.hazmat.primitives.asymmetric import ec
+@pytest.mark.usefixtures("quick")
+def test_both_sides_note_an_exchange_and_the_server_strangers(keys):
     from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-    from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import flower_transport
     from fedjax_ht.deploy.messages import Envelope
     from tests.deploy.wire import HELLO, attending, client, fleet, listening, status_of, wait_until
 
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
-    key, server, site = ec.generate_private_key(ec.SECP384R1()), Noted(), Noted()
+    key, server, site = keys[3], Noted(), Noted()
     array = np.zeros(100, np.float32)
     with listening({3: key}, audit=server) as (link, port, lines):
         transport = flower_transport(link, 20.0, 5.0, lines.append, audit=server)

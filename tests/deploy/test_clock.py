@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 pytest.importorskip("flwr")
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 
 from fedjax_ht.deploy import node
@@ -40,8 +39,7 @@ def test_a_server_without_a_time_tells_nothing(date):
     assert node._clock_problem(httpx.Response(401, headers=headers)) == ""
 
 
-def test_a_server_tells_its_time_to_those_whom_it_refuses():
-    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(2)]
+def test_a_server_tells_its_time_to_those_whom_it_refuses(keys):
     with listening({0: keys[0]}) as (_, port, _), fleet(port, keys[1]) as stranger:
         with pytest.raises(httpx.HTTPStatusError) as error:
             stranger.PullMessages(PullMessagesRequest())

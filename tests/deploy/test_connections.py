@@ -27,7 +27,7 @@ from fedjax_ht.deploy.link import (
     most_connections,
 )
 from fedjax_ht.deploy.messages import Envelope
-from tests.deploy.processes import environment
+from tests.deploy.processes import environment, free_port
 from tests.deploy.wire import HELLO, RawNode, attending, client, fleet, listening, wait_until
 
 HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n"
@@ -222,9 +222,7 @@ with open_link("127.0.0.1", int(sys.argv[1]), None, {0: b"x"}, print):
 @pytest.mark.slow
 def test_more_silent_connections_than_descriptors_cost_no_checkpoint(tmp_path):
     """A server with the usual limit of 1,024 files."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )

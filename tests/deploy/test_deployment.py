@@ -131,7 +131,7 @@ def test_a_client_that_comes_back_with_other_classes_is_left_out(federation, ser
         served(clients=clients)
 
 
-@pytest.mark.parametrize("attempts", [1, 4, 100])
+@pytest.mark.parametrize("attempts", [4, 100])
 @pytest.mark.parametrize("name", ["save", "write_runs"])
 def test_files_that_cannot_be_written_are_tried_again(
     simulated, served, tmp_path, monkeypatch, name, attempts
@@ -376,32 +376,23 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("field", "value"),
     [
-        ({"scoring.auc": True}, "scoring.auc is True; a deployment, whose clients are real"),
-        ({"scoring.state": "both"}, "scoring.state is 'both'; a deployment, whose clients are"),
-        ({"trials": 2}, "trials is 2; a deployment, whose clients are real, needs 1"),
-        ({"drop_rate": 0.5}, "drop_rate is 0.5"),
-        ({"scoring.adapt_epochs": 5}, "scoring.adapt_epochs is 5; a deployment"),
-        ({"new_share": 0.2}, "new_share is 0.2; a deployment"),
-        ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
-        ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
-        ({"dataset.backbone": f"resnet4:{__file__}"}, "dataset.backbone is 'resnet4:.*; a depl"),
-    ],
-    ids=[
-        "auc",
-        "both states",
-        "trials",
-        "drops",
-        "tuning",
-        "new",
-        "devices",
-        "moments",
-        "features",
+        ("scoring.auc", True),
+        ("scoring.state", "both"),
+        ("trials", 2),
+        ("drop_rate", 0.5),
+        ("scoring.adapt_epochs", 5),
+        ("new_share", 0.2),
+        ("devices_profile.available", "0.5"),
+        ("dataset.normalisation", "dataset"),
+        ("dataset.backbone", f"resnet4:{__file__}"),
     ],
 )
-def test_fields_of_simulations_are_refused(change, message):
+def test_fields_of_simulations_are_refused(field, value):
     config = small_config()
-    config.update(change)
+    config.update({field: value})
+    name = field.removesuffix(".available")
+    message = f"^{name} is .*{value}.*; a deployment, whose clients are real, needs "
     with pytest.raises(ValueError, match=message):
         make_plan(config)

@@ -1,7 +1,5 @@
 """A whole deployment: server and clients as processes on loopback, with TLS and keys."""
 
-import signal
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy import processes
-from tests.deploy.sites import assert_same_rows, simulation_of, small_config
+from tests.deploy.sites import simulation_of, small_config
 
 
 class InstantLink:
@@ -63,33 +61,6 @@ def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():
         assert sorted(meet(Envelope({"kind": "hello"}, {}), 0)) in ([0], [0, 1])
     assert timeouts == [([11, 12, 13], HELLO_SECONDS), ([12], HELLO_SECONDS)]
     assert lines.count("client 2 does not answer: it does not say who it is") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedproto"])
-def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
-    """One client is killed in round 2 and the server after it; both are started again."""
-    port = processes.made_ready(tmp_path, method, rounds=4)
-    server = processes.start_server(tmp_path, port)
-    clients = {i: processes.start_client(tmp_path, port, i) for i in range(4)}
-    try:
-        processes.wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
-        clients[2].kill()
-        processes.wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 2)
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        clients[2] = processes.start_client(tmp_path, port, 2)
-        server = processes.start_server(tmp_path, port)
-        assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
-    finally:
-        processes.end_all(server, *clients.values())
-    rows = processes.rows_of(tmp_path)
-    missed = [row["round"] - 1 for row in rows[1:] if row["arrived"] == 3]
-    assert missed and len(rows) == 5, rows
-    config = small_config(method, rounds=4)
-    profile = Profile(available=by_trace(4, processes.present_spans(4, 2, missed)))
-    _, simulation = simulation_of(config, devices_profile=profile)
-    assert_same_rows(*processes.trained_columns(run(simulation, 4)[1], rows))
 
 
 @pytest.mark.slow

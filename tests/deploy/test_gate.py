@@ -76,6 +76,8 @@ def test_a_client_with_a_key_calls_what_it_needs(call):
     "path",
     [
         "/v1/control/start-run",
+        "/v1/control/list-runs",
+        "/v1/control/register-node",
         "/v1/control/unregister-node",
         "/v1/runtime/acquire-task",
         "/v1/fleet/register-node",

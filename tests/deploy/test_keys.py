@@ -11,7 +11,6 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives import serialization as form
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fedjax_ht.deploy import node
 from fedjax_ht.deploy.gate import read_public_keys
 from fedjax_ht.deploy.keys import bind_to_server, make_key, read_private_key
 from tests.deploy.wire import attending, client, listening, wait_until
@@ -118,9 +117,8 @@ def test_certificates_of_the_page_on_deployments_hold_under_strict_verification(
     assert done.returncode == 0, done.stderr
 
 
-def test_with_an_authority_of_clients_a_stranger_gets_no_further_than_tls(certs, keys, monkeypatch):
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
+@pytest.mark.usefixtures("quick")
+def test_with_an_authority_of_clients_a_stranger_gets_no_further_than_tls(certs, keys):
     files = certs / "server.pem", certs / "server.key"
     identity = certs / "client.pem", certs / "client.key"
     ca = certs / "ca.crt"

@@ -1,7 +1,5 @@
 """The mailbox: a node takes its own request, leaves its own reply once, and nothing else."""
 
-import hashlib
-
 import numpy as np
 import pytest
 
@@ -30,6 +28,7 @@ from hypothesis import strategies as st
 
 from fedjax_ht.deploy.mailbox import CALLS, ENDED, FORBIDDEN, MALFORMED, PASSES, UPLOAD, Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes
+from tests.deploy.wire import bomb, tree_of
 
 NODE, OTHER = 7, 8
 REQUEST = Envelope({"kind": "train"}, {"a": np.arange(3, dtype=np.float32)})
@@ -97,19 +96,6 @@ def test_a_request_has_a_name_that_nobody_can_foretell(mailbox):
     assert all(len(bytes.fromhex(name)) == 32 for name in names)
 
 
-def tree_of(name: str, *children: ObjectTree) -> ObjectTree:
-    return ObjectTree(object_id=name, children=children)
-
-
-def bomb(levels: int, root: str) -> ObjectTree:
-    """Returns a tree of few entries that names 2^levels nodes: a name stands for all below it."""
-    inner = tree_of("a" * 64)
-    for i in range(levels):
-        name = hashlib.sha256(str(i).encode()).hexdigest()
-        inner = tree_of(name, inner, tree_of(inner.object_id))
-    return tree_of(root, inner)
-
-
 FORGED = {
     "a tree": lambda e, o: announcement(e, tree=bomb(60, e.reply_id)),
     "a child": lambda e, o: announcement(e, tree=tree_of(e.reply_id, tree_of(o.request_id))),
@@ -153,6 +139,7 @@ def test_an_answer_to_another_request_is_too_late_or_another_nodes(mailbox):
     mailbox.open(NODE, REQUEST, 100)
     assert status(mailbox, "push-messages", announcement(late)) == ENDED
     assert status(mailbox, "push-messages", announcement(other)) == ENDED
+    assert status(mailbox, "push-messages", announcement(of(mailbox))) == PASSES
     for name in (late.reply_id, other.reply_id, other.request_id, of(mailbox).request_id, ""):
         assert status(mailbox, UPLOAD, uploaded(name)) == ENDED
     for name in (late.request_id, other.request_id, other.reply_id, of(mailbox).reply_id, ""):

@@ -4,22 +4,56 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.common.secure_aggregation import secaggplus_utils
 from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedjax_ht.deploy.flower import flower_transport, secure_sum
 from fedjax_ht.deploy.masking import STAGE, check_stage, with_stage, without_stage
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
+from fedjax_ht.deploy.node import responder
 from fedjax_ht.deploy.secure_sums import MODULUS, STEPS, mask_stream, threshold, with_mask_stream
-from tests.deploy.grid import LocalLink
+from tests.deploy.sites import called, never
 
 LIMIT, SIZE, TRAIN = 8.0, 50, Envelope({"kind": "train"}, {"a": np.arange(3.0)})
 STEP = 2 * LIMIT / STEPS
 NODES = [2**63 + 7 * i for i in range(4)]
 STAGES = [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK]
+
+
+class LocalLink:
+    """Nodes whose clients answer envelopes, in one process: messages go through their bytes.
+
+    `seen` has (node, stage, reply) of all replies as they left; `lost` and `changed` may be set, of
+    (node, stage) and (node, stage, reply).
+    """
+
+    def __init__(self, monkeypatch, clients):
+        # Flower's `Message` takes its sender from these
+        for name in ("run_id", "node_id", "task_id"):
+            monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+        self.clients, self.owners = clients, {}
+        self.responders = {node: responder(answer) for node, answer in clients.items()}
+        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in clients}
+        self.seen, self.lost, self.changed = [], never, lambda node, stage, reply: reply
+
+    def get_node_ids(self):
+        return list(self.clients)
+
+    def exchange(self, requests, max_bytes, timeout):
+        replies = {}
+        for node, request in requests.items():
+            stage = request.header.get(STAGE, {}).get("values", {}).get(Key.STAGE)
+            if self.lost(node, stage):
+                continue
+            reply = self.responders[node](called(request), self.contexts[node])
+            reply = self.changed(node, stage, reply)
+            self.seen.append((node, stage, reply))
+            replies[node] = called(reply)
+        return replies
 
 
 def vectors(clients=4) -> np.ndarray:

@@ -28,6 +28,13 @@ from tests.reference import sums as reference
 from tests.standard import method_of
 
 UNIFORM = {"weighting": "uniform"}
+WITHOUT_ROWS = [  # methods whose sums tell no client's classes
+    ("lg_fedavg", UNIFORM),
+    ("fedavg", UNIFORM),
+    ("fedral", UNIFORM),
+    ("fml", {}),
+    ("fedapen", {}),
+]
 
 
 def random_uplink(form, rng):
@@ -99,11 +106,7 @@ def test_a_sum_becomes_the_references_shares():
     [
         ("fedproto", {}),
         ("fd", {}),
-        ("lg_fedavg", UNIFORM),
-        ("fedavg", UNIFORM),
-        ("fedral", UNIFORM),
-        ("fml", {}),
-        ("fedapen", {}),
+        *WITHOUT_ROWS,
         ("fedssa", {"owners": "summed", "clock": "round"}),
     ],
 )
@@ -157,7 +160,6 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
         ("local", "send nothing to sum"),
         ("fedtgp", "reads more than sums of uplinks"),
         ("fedavg", "say which rows or counts they have"),
-        ("fedclassavg", "say which rows or counts they have"),
         ("heterofl", "say which rows or counts they have"),
     ],
 )
@@ -198,11 +200,10 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
     ("method", "change", "message"),
     [
         ("fedavg", {}, "fedavg weights clients by numbers of"),
-        ("lg_fedavg", {}, "lg_fedavg weights clients"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
     ],
-    ids=["fedavg", "lg_fedavg", "robust", "fedgh"],
+    ids=["fedavg", "robust", "fedgh"],
 )
 def test_wrong_configs_are_refused_before_any_request(method, change, message):
     config = small_config(method)
@@ -212,18 +213,10 @@ def test_wrong_configs_are_refused_before_any_request(method, change, message):
         make_plan(config, secure_sums=True)
 
 
-NO_ROWS = [  # methods whose sums tell no client's classes
-    ("lg_fedavg", UNIFORM),
-    ("fedavg", UNIFORM),
-    ("fedral", UNIFORM),
-    ("fml", {}),
-    ("fedapen", {}),
-    ("fedssa", {"owners": "summed", "clock": "round", "semantic": False}),
-]
-ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "round"})]
-
-
-@pytest.mark.parametrize(("name", "options"), NO_ROWS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*WITHOUT_ROWS, ("fedssa", {"owners": "summed", "clock": "round", "semantic": False})],
+)
 def test_sums_without_rows_by_class_tell_no_classes(name, options):
     """Only plain arrays and values depend on samples: no mask and no count."""
     federation = federation_for(name)

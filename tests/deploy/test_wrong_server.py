@@ -48,19 +48,31 @@ class Wrong(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve(monkeypatch):
-    """Returns a function that lets a client meet a server with these responses, for so many calls or
-    seconds. It returns the client's lines, the calls, and the megabytes that this process has grown
-    by."""
-    monkeypatch.setattr(node, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
+def start():
+    """Returns a function that starts a server with these responses."""
     servers = []
 
-    def meet(responses, seconds=5.0, answer=None, enough=4):
+    def listen(responses):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
         server.responses, server.calls = responses, []
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+    yield listen
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def serve(start, quick):
+    """Returns a function that lets a client meet a server with these responses, for so many calls or
+    seconds. It returns the client's lines, the calls, and the megabytes that this process has grown
+    by."""
+
+    def meet(responses, seconds=5.0, answer=None, enough=4):
+        server = start(responses)
         lines, end = [], time.monotonic() + seconds
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         address = f"127.0.0.1:{server.server_port}"
@@ -73,10 +85,7 @@ def serve(monkeypatch):
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         return lines, server.calls, grown // 1024
 
-    yield meet
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return meet
 
 
 PROTOBUF = {"content-type": "application/protobuf"}
@@ -140,17 +149,11 @@ def test_a_server_without_an_end_or_a_word_is_left(serve, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [302, 308])
-def test_no_redirect_is_followed(serve, code):
+def test_no_redirect_is_followed(start, serve, code):
     """The signature in a request is good for any server that has the key, for a minute."""
-    elsewhere = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
-    elsewhere.responses, elsewhere.calls = {}, []
-    threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
-    try:
-        location = f"http://127.0.0.1:{elsewhere.server_port}/v1/fleet/send-node-heartbeat"
-        lines, calls, _ = serve({"activate-node": (code, {"location": location}, b"")})
-    finally:
-        elsewhere.shutdown()
-        elsewhere.server_close()
+    elsewhere = start({})
+    location = f"http://127.0.0.1:{elsewhere.server_port}/v1/fleet/send-node-heartbeat"
+    lines, calls, _ = serve({"activate-node": (code, {"location": location}, b"")})
     assert elsewhere.calls == [] and len(calls) > 1
     assert "it sends this client elsewhere, where it does not go" in lines[0]
 

@@ -1,6 +1,7 @@
 """Both ends of Flower in one process, on loopback."""
 
 import contextlib
+import hashlib
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ from fedjax_ht.deploy.mailbox import reply_id_of
 from fedjax_ht.deploy.messages import Envelope, to_bytes
 from fedjax_ht.deploy.node import responder, take_request
 from fedjax_ht.deploy.plan import DeploymentEnded
+from tests.deploy.processes import free_port
 
 HELLO = Envelope({"kind": "hello"}, {})
 MEGABYTE = 1 << 20
@@ -30,13 +32,10 @@ MEGABYTE = 1 << 20
 @contextlib.contextmanager
 def listening(keys, audit=no_audit, **tls):
     """Opens a link within the block; yields it, its port and the lines that it tells."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     public = None
     if keys is not None:
         public = {i: public_key_to_bytes(key.public_key()) for i, key in keys.items()}
-    lines = []
+    port, lines = free_port(), []
     files = tls.pop("certificate", None)
     with open_link("127.0.0.1", port, files, public, lines.append, audit=audit, **tls) as link:
         yield link, port, lines
@@ -154,3 +153,16 @@ def sent_in_vain(port, path, declared, size=500 * MEGABYTE) -> int:
                 connection.sendall(block if declared else b"%x\r\n%s\r\n" % (len(block), block))
                 sent += len(block)
     return sent
+
+
+def tree_of(name: str, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=name, children=children)
+
+
+def bomb(levels: int, root: str) -> ObjectTree:
+    """Returns a tree of few entries that names 2^levels nodes: a name stands for all below it."""
+    inner = tree_of("a" * 64)
+    for i in range(levels):
+        name = hashlib.sha256(str(i).encode()).hexdigest()
+        inner = tree_of(name, inner, tree_of(inner.object_id))
+    return tree_of(root, inner)
