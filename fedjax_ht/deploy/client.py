@@ -147,10 +147,10 @@ def make_client(
     if max_epsilon < math.inf and plan.unit not in ("upload", "sample"):
         raise ValueError(
             f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
-            "client adds no noise of its own; leave --most_epsilon out"
+            "client adds no noise of its own; remove --most_epsilon"
         )
     if dataset.task is not CLASSIFICATION:
-        raise ValueError(f"{dataset.name} is for {dataset.task.name}; a deployment is for classes")
+        raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments only classify")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     if plan.public is not None:
         dataset = beside(dataset, plan.public)
@@ -331,20 +331,23 @@ def read_request(header: dict[str, Any]) -> RoundRequest:
     # the run names a folder on the client's disk
     if not is_run_name(run):
         name = printable(repr(run))
-        raise ValueError(f"the server calls its run {name}; a name is up to 64 letters and digits")
+        raise ValueError(
+            f"the server's run is named {name}; a name has up to 64 letters and digits"
+        )
     if not is_count(number):
         raise ValueError(
             f"the server asks for round {printable(repr(number))}; rounds are integers from 0"
         )
     if not (last_round == -1 or is_count(last_round)) or last_round >= number:
         raise ValueError(
-            f"the server asks for round {number} after a last round {printable(repr(last_round))}"
+            f"the server asks for round {number}, but the last round "
+            f"is {printable(repr(last_round))}"
         )
     # the state that the request starts from must not be deleted
     if not is_count(oldest) or oldest > last_round + 1:
         raise ValueError(
-            f"the server lets states from before round {printable(repr(oldest))} be deleted, and "
-            f"the last round is {last_round}"
+            f"the server allows deleting states before round {printable(repr(oldest))}, but the "
+            f"last round is {last_round}"
         )
     return RoundRequest(run=run, round=number, last_round=last_round, oldest=oldest)
 
@@ -365,9 +368,7 @@ def answer(client: Client, request: Envelope) -> Envelope:
     try:
         kind = request.header.get("kind")
         if not isinstance(kind, str) or kind not in answers:
-            raise ValueError(
-                f"the server sends a request of the unknown kind {printable(repr(kind))}"
-            )
+            raise ValueError(f"the server sent a request of unknown kind {printable(repr(kind))}")
         reply = answers[kind](client, request)
     except Exception as error:  # whatever it is, the client stays ready for the next request
         line = printable(str(error))
@@ -376,7 +377,7 @@ def answer(client: Client, request: Envelope) -> Envelope:
             # XLA's errors may name the shapes of the client's arrays
             if hides_all:
                 client.tell(line)
-                line = f"{type(error).__name__}; the client's own terminal says more"
+                line = f"{type(error).__name__}; see the client's own terminal"
         reply = Envelope({"error": line}, {})
     header = reply.header | {"client": client.client_id}
     if not hides_all:  # longer training reveals more samples
@@ -436,13 +437,13 @@ def _check_masked(client: Client, masked: bool) -> None:
     secure = client.plan.secure_sums
     if secure and not masked:
         raise ValueError(
-            "this client was started with --secure_sums, and its answer would leave unmasked; "
-            "start the server with it, too"
+            "this client was started with --secure_sums, but its answer would leave unmasked; "
+            "also start the server with it"
         )
     if masked and not secure:
         raise ValueError(
-            "this client was started without --secure_sums, and its answer would leave masked; "
-            "start it with --secure_sums, as the server"
+            "this client was started without --secure_sums, but its answer would leave masked; "
+            "start it with --secure_sums, like the server"
         )
 
 
@@ -509,8 +510,8 @@ def check_room(folder: Path) -> None:
     count = sum(len(sealed.numbers(run)) for run in runs)
     if count >= MAX_STATES:
         raise ValueError(
-            f"{folder} has {count} states of {len(runs)} runs, and a client keeps {MAX_STATES} at "
-            "most; delete the folders of runs that have ended"
+            f"{folder} has {count} states of {len(runs)} runs, but a client keeps at most "
+            f"{MAX_STATES}; delete the folders of finished runs"
         )
 
 

@@ -42,50 +42,52 @@ from fedjax_ht.lab.runs.run import configured
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.version import library_version
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "This side's folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "keys, client: its id, from 0.")
 _DATA = flags.DEFINE_string("data", None, "client: its samples, such as npz:client_3.npz.")
 _SUPERLINK = flags.DEFINE_string("superlink", None, "keys, client: HOST:PORT of the server.")
 _CERTIFICATES = flags.DEFINE_string(
     "certificates",
     None,
-    "A folder with ca.crt, for the server server.pem and server.key, and for a client of a server "
-    "with --client_ca client.pem and client.key.",
+    "A folder with ca.crt; for the server also server.pem and server.key; for a client of a server "
+    "with --client_ca also client.pem and client.key.",
 )
-_KEY = flags.DEFINE_string("key", None, "client: its private key, which proves who it is.")
+_KEY = flags.DEFINE_string("key", None, "client: its private key, which proves its identity.")
 _KEYS = flags.DEFINE_string(
     "keys", None, "server: a folder of the clients' public keys, client0.pub and so on."
 )
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "server: the address to listen at.")
-_PORT = flags.DEFINE_integer("port", 8000, "server: the port to listen at.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "server: the address to listen on.")
+_PORT = flags.DEFINE_integer("port", 8000, "server: the port to listen on.")
 _PATIENCE = flags.DEFINE_float(
     "patience",
     300.0,
-    "Seconds that a server waits for clients, and a client tries a server that refuses it.",
+    "Seconds a server waits for clients, and a client retries a server that refuses it.",
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "server: seconds that clients have to answer.")
 _SUMS = flags.DEFINE_bool(
-    "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
+    "secure_sums", False, "server, client: uplinks are masked, so the server only sees their sum."
 )
 _RANGE = flags.DEFINE_float(
-    "sum_range", 8.0, "server: largest size of an uplink's number in a sum; others are clipped."
+    "sum_range",
+    8.0,
+    "server: largest magnitude of a number in a summed uplink; others are clipped.",
 )
 _SAMPLES = flags.DEFINE_integer(
     "most_samples",
     MOST_SAMPLES,
-    "server: a client that says it has more samples of a split is left out.",
+    "server: a client that reports more samples in a split is excluded.",
     lower_bound=1,
 )
 _EPSILON = flags.DEFINE_float(
     "most_epsilon",
     math.inf,
-    "client: refuses answers that would take epsilon beyond it, where the client adds noise.",
+    "client: refuse answers that would take epsilon above this, where the client adds noise.",
     lower_bound=0.0,
 )
 _CLIENT_CA = flags.DEFINE_string(
-    "client_ca", None, "server: the authority of clients' certificates, which they then need."
+    "client_ca", None, "server: the authority for clients' certificates, which clients then need."
 )
-_INSECURE = flags.DEFINE_bool("insecure", False, "No TLS: to try it out on one machine only.")
+_INSECURE = flags.DEFINE_bool("insecure", False, "No TLS; only to try it out on one machine.")
 
 COMMANDS = ("split", "keys", "server", "client")
 OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
@@ -105,9 +107,9 @@ def keys(workdir: Path) -> None:
 
     client_id, superlink = _values(_CLIENT, _SUPERLINK)
     if client_id < 0:
-        raise ValueError(f"--client_id is {client_id}; ids are from 0")
+        raise ValueError(f"--client_id is {client_id}; ids start at 0")
     private, public = make_key(workdir, client_id, superlink)
-    tell(f"{private} is the key for {superlink}; {public} goes to its operator")
+    tell(f"{private} is the key for {superlink}; send {public} to its operator")
 
 
 def client(plan: Plan, workdir: Path) -> None:
@@ -176,13 +178,13 @@ def server(plan: Plan, workdir: Path) -> None:
     public, files = None, None
     client_ca = None if _CLIENT_CA.value is None else _existing(Path(_CLIENT_CA.value))
     if client_ca is not None and certificate is None:
-        raise ValueError("--client_ca is a matter of TLS; leave --insecure out")
+        raise ValueError("--client_ca needs TLS; remove --insecure")
     if _KEYS.value is not None or certificate is not None:
         public = read_public_keys(_path(_KEYS))
         missing = sorted(set(range(plan.num_clients)) - set(public))
         if missing:
             raise ValueError(
-                f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: add "
+                f"{_KEYS.value} has no keys for clients {', '.join(map(str, missing))}: add "
                 f"client{missing[0]}.pub"
             )
     check_port(_PORT.value)
@@ -228,7 +230,7 @@ def _certificate(name: str, host: str) -> Path | None:
         is_loopback = host == "localhost"
     if not is_loopback:
         raise ValueError(
-            f"--insecure is for this machine alone, 127.0.0.1, not {host}; give --certificates"
+            f"--insecure is only for this machine, 127.0.0.1, not {host}; give --certificates"
         )
     return None
 

@@ -82,7 +82,7 @@ def secure_sum(
     """
     lost: dict[int, str] = {}
     if len(requests) < MIN_CLIENTS:
-        problem = f"{len(requests)} clients take part, and a sum needs {MIN_CLIENTS}"
+        problem = f"{len(requests)} clients take part, but a sum needs {MIN_CLIENTS}"
         return SumResult(problem, {}, lost)
     required, results = threshold(len(requests)), []
     workflow = SecAggPlusWorkflow(
@@ -112,7 +112,7 @@ def secure_sum(
             if not stage(grid, context, state):
                 remaining = len(state.active_node_ids)
                 problem = (
-                    f"{remaining} of {len(requests)} clients are left, and it needs {required}"
+                    f"{remaining} of {len(requests)} clients are left, but it needs {required}"
                 )
                 return SumResult(problem, {}, lost)
         headers = {proxy.node_id: headers[proxy.node_id] for proxy, _ in results}
@@ -300,7 +300,7 @@ class _NodeClients:
             if node in replies:
                 self._greet(node, replies[node])
             else:
-                self._note_silence(node, "it does not say who it is")
+                self._note_silence(node, "it did not identify itself")
                 self.silent[node] = time.monotonic() + self.timeout
 
     def _name(self, node: int) -> str:
@@ -330,11 +330,11 @@ class _NodeClients:
     def _identity_problem(self, node: int, client: Any) -> str:
         """Returns why a node cannot be the client that it claims to be; "" if it can."""
         if not is_count(client):
-            return "it does not say which client it is"
+            return "it did not say which client it is"
         if self.link.owners.get(node, client) != client:
             return f"its key is that of client {self.link.owners[node]}"
         if client in self._nodes():
-            return f"client {client} is connected already"
+            return f"client {client} is already connected"
         return ""
 
     def _nodes(self) -> dict[int, int]:

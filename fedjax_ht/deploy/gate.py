@@ -185,17 +185,15 @@ def read_public_keys(folder: Path) -> dict[int, bytes]:
     for path in sorted(folder.glob("*.pub")):
         number = re.search(r"(\d{1,9})$", path.stem)
         if number is None:
-            raise ValueError(
-                f"{path}: its name must end with the id of the client, such as client3.pub"
-            )
+            raise ValueError(f"{path}: its name must end with the client's id, such as client3.pub")
         client = int(number[1])
         try:
             key = load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
             problem = printable(str(error))
-            raise ValueError(f"{path} is no public key of ssh-keygen: {problem}") from None
+            raise ValueError(f"{path} is not a public key of ssh-keygen: {problem}") from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
+            raise ValueError(f"{path} is not an ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
         public = public_key_to_bytes(key)
         if client in keys or public in keys.values():
             raise ValueError(f"{path}: client {client} has two keys, or two clients have this one")

@@ -30,9 +30,9 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         problem = " ".join(str(error).split())
-        raise ValueError(f"{path} is no private key without a passphrase: {problem}") from None
+        raise ValueError(f"{path} is not a private key without a passphrase: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
+        raise ValueError(f"{path} is not an ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
     return key
 
 
@@ -66,7 +66,7 @@ def make_key(folder: Path, client_id: int, server: str) -> tuple[Path, Path]:
     public_path = private_path.with_suffix(".pub")
     for path in (private_path, public_path, _note(private_path)):
         if path.exists():
-            raise ValueError(f"{path} is there already; choose another --workdir, or delete it")
+            raise ValueError(f"{path} already exists; choose another --workdir, or delete it")
     key, form = ec.generate_private_key(ec.SECP384R1()), serialization
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
@@ -97,12 +97,12 @@ def bind_to_server(key: Path, server: str, authority: Path | None) -> None:
     known = read_json(path) if path.exists() else {"server": server, "authority": None}
     if known.get("server") != server:
         raise ValueError(
-            f"{key} is the key for {known.get('server')}, and the server is {server}; make one for "
-            f"it by fedjax-ht deploy keys, or delete {path} if the server has moved"
+            f"{key} is the key for {known.get('server')}, but the server is {server}; make one for "
+            f"it with fedjax-ht deploy keys, or delete {path} if the server has moved"
         )
     if known.get("authority") not in (None, fingerprint):
         raise ValueError(
-            f"{key} is the key for a server of another authority than {authority}; delete {path} "
+            f"{key} is the key for a server with another authority than {authority}; delete {path} "
             "if the authority's certificate was renewed"
         )
     if known.get("authority") != fingerprint or not path.exists():

@@ -214,8 +214,8 @@ def most_connections(num_clients: int) -> int:
     least = 2 * num_clients + BURST  # a client's message loop and its heartbeat
     if left < least:
         raise OSError(
-            f"this process may open {soft} files, and a server of {num_clients} clients needs "
-            f"{least + SPARE + RESERVE}; raise it by ulimit -n"
+            f"this process may open {soft} files, but a server of {num_clients} clients needs "
+            f"{least + SPARE + RESERVE}; raise the limit with ulimit -n"
         )
     return min(usual, left)
 
@@ -267,7 +267,7 @@ class Visits:
                 self._flushed = time.monotonic()
         for node in sorted(too_long):
             name = " ".join(map(str, *self.sender(node).items()))
-            self._tell(f"{name} has sent more bytes than it may; they were not read")
+            self._tell(f"{name} sent more bytes than allowed; they were not read")
         by_sender: dict[int | None, dict[str, int]] = {}
         for (node, status), count in sorted(refused.items(), key=str):
             by_sender.setdefault(node, {})[str(status)] = count
@@ -354,7 +354,7 @@ def _listening(
         sockets = listeners(host, port, connections)
     except OSError as error:
         reason = printable(str(error))
-        raise OSError(f"the server cannot listen at {host}:{port}: {reason}") from None
+        raise OSError(f"the server cannot listen on {host}:{port}: {reason}") from None
 
     def serve():
         try:
@@ -368,7 +368,7 @@ def _listening(
     while not server.started:
         if not thread.is_alive() or time.monotonic() > end:
             reason = f": {printable(str(problems[0]))}" if problems else ""
-            raise OSError(f"the server cannot listen at {host}:{port}{reason}; see flower.log")
+            raise OSError(f"the server cannot listen on {host}:{port}{reason}; see flower.log")
         time.sleep(0.05)
     try:
         yield

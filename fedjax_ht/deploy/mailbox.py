@@ -172,7 +172,9 @@ class Mailbox(ObjectStore):
             if exchange is None or object_id != exchange.reply_id:
                 raise NoObjectInStoreError(f"{object_id} is not the name of an expected reply")
             if len(object_content) > exchange.max_bytes:
-                raise ValueError(f"{len(object_content)} bytes, and may have {exchange.max_bytes}")
+                raise ValueError(
+                    f"{len(object_content)} bytes; at most {exchange.max_bytes} are allowed"
+                )
             self._replies.setdefault(object_id, object_content)
 
     def get(self, object_id: str) -> bytes | None:

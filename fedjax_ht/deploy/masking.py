@@ -90,7 +90,7 @@ def without_stage(envelope: Envelope) -> tuple[Envelope, ConfigRecord]:
         # Flower rejects values of other types
         return Envelope(header, arrays), ConfigRecord(configs)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"no stage of a sum: {printable(repr(error))}") from None
+        raise ValueError(f"not a stage of a sum: {printable(repr(error))}") from None
 
 
 def masked_reply(
@@ -121,7 +121,7 @@ def masked_reply(
         vector = vector.astype(np.float64)
         num_cut = int(np.count_nonzero(np.abs(vector) > limit))
         if num_cut:
-            warning = f"{num_cut} entries are beyond --sum_range={limit:g} and were cut"
+            warning = f"{num_cut} entries are beyond --sum_range={limit:g} and were clipped"
             header = header | {"warning": warning}
         headers.append(header)
         parameters = Parameters([ndarray_to_bytes(vector)], "numpy.ndarray")
@@ -195,5 +195,5 @@ def _setup_problem(config: Mapping[str, Any]) -> str:
     num_clients, num_shares = config[Key.SAMPLE_NUMBER], config[Key.SHARE_NUMBER]
     required = config[Key.THRESHOLD]
     if num_shares != num_clients or required < threshold(num_clients):
-        return f"{required} of {num_shares} shares of {num_clients} clients take off a mask"
+        return f"{required} of {num_shares} shares of {num_clients} clients remove a mask"
     return ""

@@ -57,7 +57,7 @@ def to_bytes(envelope: Envelope) -> bytes:
     """
     text = json.dumps(envelope.header)
     if len(text) > HEADER_BYTES:
-        raise ValueError(f"a header of {len(text)} bytes; it may have {HEADER_BYTES}")
+        raise ValueError(f"a header of {len(text)} bytes; at most {HEADER_BYTES} are allowed")
     blocks = [_text_block(text)]
     for name, array in envelope.arrays.items():
         blocks.append(_text_block(_label(name, array.dtype, array.shape)))
@@ -79,7 +79,7 @@ def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
     text, position = _read_text(data, 0, HEADER_BYTES)
     size = len(data) - position
     if max_bytes is not None and size > max_bytes:
-        raise ValueError(f"it has {size} bytes of arrays, and may have {max_bytes}")
+        raise ValueError(f"it has {size} bytes of arrays; at most {max_bytes} are allowed")
     header, arrays = parse_header(text), {}
     while position < len(data):
         label, position = _read_text(data, position, LABEL_BYTES)
@@ -87,7 +87,7 @@ def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
         count = math.prod(shape)
         stop = _block_end(position + count * dtype.itemsize)
         if name in arrays or stop > len(data):
-            raise ValueError(f"no message: {printable(name)!r} is there twice, or cut short")
+            raise ValueError(f"not a message: {printable(name)!r} occurs twice or is truncated")
         array = np.zeros(0, dtype)
         if count:
             array = np.frombuffer(data, dtype, count, position)
@@ -132,8 +132,8 @@ def _read_text(data: bytes, position: int, max_length: int) -> tuple[bytes, int]
     stop = _block_end(start + length)
     if length > max_length or stop > len(data):
         raise ValueError(
-            f"no message: a text of {length} bytes, and {max(0, len(data) - start)} follow; it may "
-            f"have {max_length}"
+            f"not a message: a string of {length} bytes, but {max(0, len(data) - start)} follow; "
+            f"at most {max_length} are allowed"
         )
     return data[start : start + length], stop
 
@@ -146,7 +146,7 @@ def _parse_label(text: bytes) -> tuple[str, np.dtype, list[int]]:
         is_named = isinstance(name, str) and isinstance(dtype, str) and dtype in _DTYPES
         if is_named and isinstance(shape, list) and len(shape) <= 8 and all(map(is_count, shape)):
             return name, _DTYPES[dtype], shape
-    raise ValueError(f"no message: {printable(repr(label))} names no array")
+    raise ValueError(f"not a message: {printable(repr(label))} does not name an array")
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
@@ -287,7 +287,7 @@ def parse_header(text: Any) -> dict[str, Any]:
     """
     header = parse_json(text)
     if not isinstance(header, dict):
-        raise ValueError(f"no header: it is {type(header).__name__}, and must be an object")
+        raise ValueError(f"not a header: it is {type(header).__name__}; it must be an object")
     if "error" in header:
         header["error"] = printable(str(header["error"]))
     return header
@@ -296,13 +296,15 @@ def parse_header(text: Any) -> dict[str, Any]:
 def parse_json(text: Any) -> Any:
     """Parses JSON from the other side; errors as for `parse_header`."""
     if isinstance(text, str | bytes) and len(text) > HEADER_BYTES:
-        raise ValueError(f"no header: it has {len(text)} bytes, and may have {HEADER_BYTES}")
+        raise ValueError(
+            f"not a header: it has {len(text)} bytes; at most {HEADER_BYTES} are allowed"
+        )
     try:
         value = json.loads(text, parse_int=_parse_integer)
     except (ValueError, RecursionError, TypeError) as error:
-        raise ValueError(f"no header: {printable(str(error))}") from None
+        raise ValueError(f"not a header: {printable(str(error))}") from None
     if deeper(value, MAX_LEVELS):  # functions that walk through it are recursive
-        raise ValueError(f"no header: it has values in more than {MAX_LEVELS} levels")
+        raise ValueError(f"not a header: its values are nested more than {MAX_LEVELS} levels deep")
     return value
 
 

@@ -144,7 +144,9 @@ class Bounded:
         response = self.client.send(request, stream=True)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise httpx.DecodingError("the server packs what it sends; this client does not")
+                raise httpx.DecodingError(
+                    "the server compresses its responses; this client does not"
+                )
             parts, size = [], 0
             for part in response.iter_raw():
                 size += len(part)
@@ -236,13 +238,12 @@ class _Connection:
         if code == 401:
             reason = _clock_problem(error.response) or reason
         if error.response.has_redirect_location:
-            reason = "it sends this client elsewhere, where it does not go"
+            reason = "it redirects this client, which does not follow"
         if self.refused_since is None:
             self.refused_since = time.monotonic()
             self.audit("refused", server=self.address, reason=reason)
             self.tell(
-                f"{self.address} refuses this client ({reason}); trying again for "
-                f"{self.patience:g} s"
+                f"{self.address} refuses this client ({reason}); retrying for {self.patience:g} s"
             )
         if time.monotonic() - self.refused_since >= self.patience:
             raise DeploymentEnded(
@@ -253,7 +254,7 @@ class _Connection:
         if not self.is_unreachable:
             reason = printable(str(error)) or type(error).__name__
             self.audit("unreachable", server=self.address, reason=reason)
-            self.tell(f"no connection to {self.address}, trying again: {reason}")
+            self.tell(f"no connection to {self.address}, retrying: {reason}")
         self.is_unreachable = True
 
 
@@ -269,8 +270,8 @@ def _clock_problem(response: httpx.Response) -> str:
         return ""
     direction = "ahead of" if ahead > 0 else "behind"
     return (
-        f"this machine's clock is {abs(ahead):.0f} s {direction} the server's, and may be "
-        f"{CLOCK_SECONDS:g} s off; set it"
+        f"this machine's clock is {abs(ahead):.0f} s {direction} the server's; at most "
+        f"{CLOCK_SECONDS:g} s are allowed: set it"
     )
 
 

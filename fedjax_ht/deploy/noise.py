@@ -109,7 +109,7 @@ def check_scores(config: Config, privacy: Privacy | None) -> None:
         if value := getattr(getattr(config, section), name):
             raise ValueError(
                 f"{field} is {value!r}, but with privacy.unit={privacy.unit!r} clients do not send "
-                "the scores that it needs; leave it at its default"
+                "the scores it needs; leave it at its default"
             )
 
 
@@ -173,7 +173,7 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
     # not `>`: a NaN limit allows nothing
     if not epsilon <= noise.max_epsilon:
         raise ValueError(
-            f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is "
+            f"epsilon would be {epsilon:.4g} with this answer, but --most_epsilon is "
             f"{noise.max_epsilon:g}"
         )
     # count before there is a secret: nothing that is made with it can leave uncounted
@@ -229,7 +229,7 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
     bound, lines = FAR_EPSILON * median, []
     for name, epsilon in last.items():
         if epsilon > bound >= before.get(name, 0):
-            lines.append(f"{name} is {epsilon:.4g} by its own word, the median {median:.4g}")
+            lines.append(f"{name} is {epsilon:.4g} by its own report, the median {median:.4g}")
     return max(reported), lines
 
 
@@ -238,8 +238,8 @@ def read_ledger(path: Path) -> dict[str, Any]:
     if not path.exists():
         if _has_states(path.parent):
             raise ValueError(
-                f"{path} is missing, and {path.parent} has states of rounds that it counted, so "
-                "epsilon is unknown; put it back, or begin in another --workdir"
+                f"{path} is missing, but {path.parent} has states of rounds it counted, so "
+                "epsilon is unknown; restore it, or start in another --workdir"
             )
         return {}
     try:
@@ -248,9 +248,7 @@ def read_ledger(path: Path) -> dict[str, Any]:
             return numbers
     except (ValueError, AttributeError, RecursionError):
         pass
-    raise ValueError(
-        f"{path} is damaged: it must say how often noise was added, or epsilon is unknown"
-    )
+    raise ValueError(f"{path} is damaged: without its count of noisy answers, epsilon is unknown")
 
 
 def _may_be_told(x: Any) -> bool:

@@ -99,7 +99,7 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     _check_simulated_fields(settled.config)
     if settled.config.dataset.public and not method.needs.public_samples:
         raise ValueError(
-            f"dataset.public is {settled.config.dataset.public!r}, and {method.name} reads no "
+            f"dataset.public is {settled.config.dataset.public!r}, but {method.name} reads no "
             "public set; leave it empty"
         )
     if method.needs.clients_data:
@@ -157,8 +157,8 @@ def _check_secure_sums(
     check_server_reads(method)
     if method_options.get("weighting") == "samples":
         raise ValueError(
-            f"--secure_sums: {method.name} weights clients by numbers of samples, and in a sum all "
-            "have the same weight; set --config.method.options.weighting=uniform"
+            f"--secure_sums: {method.name} weights clients by sample count, but in a sum all have "
+            "the same weight; set --config.method.options.weighting=uniform"
         )
     if options.select is not None:
         raise ValueError(
@@ -238,7 +238,7 @@ def task_as_json(task: Task) -> dict[str, Any]:
         leaf = jax.ShapeDtypeStruct(leaf, "float32")
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         raise ValueError(
-            "a deployment needs samples of one array each, and these have several; join them to one"
+            "a deployment needs samples of one array each; these have several: join them into one"
         )
     return {
         "shape": list(leaf.shape),

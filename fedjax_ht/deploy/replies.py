@@ -75,8 +75,8 @@ def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> di
             groups[name] = present
         elif present:
             server.transport.tell(
-                f"round {state.round + 1}: {len(present)} of the clients of {name} take part, and "
-                f"a sum needs {MIN_CLIENTS}; the round goes on without them"
+                f"round {state.round + 1}: {len(present)} of the clients of {name} take part, but "
+                f"a sum needs {MIN_CLIENTS}; the round continues without them"
             )
     return groups
 
@@ -101,10 +101,10 @@ def train_with_sums(
             for i in clients:
                 # it is in the sum, so dividing by the others alone would be wrong
                 if i in all_replies and i not in valid and "error" not in all_replies[i].header:
-                    raise ValueError("the header of a client in it is invalid")
+                    raise ValueError("it contains a client's invalid header")
             uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
         except ValueError as error:
-            server.transport.tell(f"{when}: there is no sum of {name}: {error}")
+            server.transport.tell(f"{when}: no sum of {name}: {error}")
             continue
         for client in summed:
             header = dict(valid[client].header, finite=True)
@@ -177,7 +177,7 @@ def _valid_replies(
             if refused:
                 names = printable(", ".join(map(repr, refused)))
                 server.transport.tell(
-                    f"client {client}, {when}: it reports what is no metric, {names}"
+                    f"client {client}, {when}: it reports unknown metrics: {names}"
                 )
         valid[client] = replies[client]._replace(header=header | entries)
     return valid

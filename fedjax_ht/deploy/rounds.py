@@ -112,8 +112,8 @@ def serve(
     every = min(config.checkpoint.every, config.rounds)
     if every * keep >= MAX_STATES:
         raise ValueError(
-            f"checkpoint.every of {every} rounds by {keep} checkpoints are {every * keep} states, "
-            f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
+            f"checkpoint.every of {every} rounds times {keep} checkpoints are {every * keep} "
+            f"states, but a client keeps fewer than {MAX_STATES}; lower checkpoint.every"
         )
     remember_fields(plan.fields, workdir)
     name = run_name(workdir)
@@ -343,7 +343,7 @@ def _play_until_replies(
         problem = f"round {state.round + 1}: no client took part, so the round does not count"
         if give_up and tries >= give_up:
             raise DeploymentEnded(
-                f"{problem}; given up after {tries} tries, as config.give_up says. {CONTINUES}"
+                f"{problem}; gave up after {tries} tries, as config.give_up says. {CONTINUES}"
             )
         server.transport.tell(f"{problem} and is tried again")
         time.sleep(PAUSE_SECONDS)
@@ -406,9 +406,9 @@ def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
     for client, header in headers.items():
         before = server.headers[client]
         if changed := [x for x in ("counts", "task", "meaning") if header[x] != before[x]]:
-            reason = f"it began with {before['counts']} samples and has {header['counts']}"
+            reason = f"it started with {before['counts']} samples and now has {header['counts']}"
             if changed[0] != "counts":
-                reason = f"the {changed[0]} of its samples is not what it was when the run began"
+                reason = f"the {changed[0]} of its samples has changed since the run began"
             server.transport.tell(f"client {client} is left out: {reason}")
             server.transport.audit("left_out", client=client, reason=reason)
         else:

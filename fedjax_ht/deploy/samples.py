@@ -36,15 +36,15 @@ def read_public(config: DatasetConfig) -> Dataset:
     if hold_out_share(name) is not None:
         raise ValueError(
             f"dataset.public is {name!r}, a share of all samples, which no side of a deployment "
-            f"has; name a set that every side has a copy of, such as the npz:{PUBLIC_FILE} that "
-            "fedjax-ht deploy split writes"
+            f"has; name a set that every side has, such as the npz:{PUBLIC_FILE} written by "
+            "fedjax-ht deploy split"
         )
     sizes = config.data_dir, config.image_size, config.text_length
     public = load_dataset(name, *sizes, tokenizer=config.tokenizer)
     if is_pending(public):
         raise ValueError(
-            f"dataset.public is {name!r}, a table to be standardised by the clients' training "
-            "samples, which do not leave them; standardise its columns, and name an .npz of them"
+            f"dataset.public is {name!r}, a table to be standardised with the clients' training "
+            "samples, which never leave them; standardise its columns, and name an .npz of them"
         )
     return public
 
@@ -97,7 +97,7 @@ def read_samples(
     dataset = load_dataset(name, data_dir, image_size)
     if not len(dataset.labels):
         raise ValueError(
-            f"{name} has no samples; a client needs at least one, to train or to test with"
+            f"{name} has no samples; a client needs at least one, to train or test with"
         )
     if not {"train", "test"} <= set(dataset.official):
         raise ValueError(

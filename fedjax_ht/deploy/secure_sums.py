@@ -72,8 +72,8 @@ def sum_groups(
         raise ValueError(f"--secure_sums: clients of {method.name} send nothing to sum")
     if not all(map(is_payload, leaves)):
         raise ValueError(
-            f"--secure_sums: clients of {method.name} say which rows or counts they have, and the "
-            "server weighs each client by them; a sum does not tell clients apart"
+            f"--secure_sums: clients of {method.name} say which rows or counts they have, by which "
+            "the server weights each client; a sum cannot distinguish clients"
         )
 
     def stacked_form(leaf):
@@ -90,8 +90,8 @@ def sum_groups(
         clients = sorted(int(i) for bucket in buckets for i in members[bucket])
         if not MIN_CLIENTS <= len(clients) <= MAX_CLIENTS:
             raise ValueError(
-                f"--secure_sums: {len(clients)} clients have uplinks of the shape of {name}; "
-                f"a sum is of {MIN_CLIENTS} to {MAX_CLIENTS} clients"
+                f"--secure_sums: {len(clients)} clients have uplinks shaped like {name}'s; "
+                f"a sum takes {MIN_CLIENTS} to {MAX_CLIENTS} clients"
             )
         groups[name] = tuple(clients)
     return groups
@@ -145,8 +145,8 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
     num_clients, sizes = len(clients), _sizes(form)
     if total.shape != (sum(sizes),) or not np.isfinite(total).all():
         raise ValueError(
-            f"it is no sum of {num_clients} uplinks: {sum(sizes)} finite numbers are expected, "
-            f"and its shape is {total.shape}"
+            f"it is not a sum of {num_clients} uplinks: expected {sum(sizes)} finite numbers, "
+            f"found the shape {total.shape}"
         )
     parts = iter(np.split(total, np.cumsum(sizes)[:-1]))
     uplinks = {client: [] for client in sorted(clients)}
@@ -173,7 +173,7 @@ def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
     inexact = (np.abs(mask_sum - counts) > 0.25).any()
     if inexact or (counts < 0).any() or (counts > num_clients).any():
         raise ValueError(
-            f"it is no sum of {num_clients} uplinks: its counts of rows are not 0 to {num_clients}"
+            f"it is not a sum of {num_clients} uplinks: its row counts are not 0 to {num_clients}"
         )
     return counts
 

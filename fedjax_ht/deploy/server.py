@@ -94,7 +94,7 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
             f"{', '.join(map(str, missing))}"
         )
     if absent := sorted(set(headers) - set(present)):
-        transport.tell(f"going on without {named(absent)}: not to be reached")
+        transport.tell(f"continuing without {named(absent)}: unreachable")
     for client, header in (*headers.items(), *present.items()):
         _refuse_unlike(client, header, headers[0])
     if not known:
@@ -107,15 +107,15 @@ def _refuse_unlike(client: int, header: dict[str, Any], first: dict[str, Any]) -
     if header["task"] != first["task"]:
         raise ValueError(
             f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
-            f"{printable(str(first['task']))}; all must be alike"
+            f"{printable(str(first['task']))}; all must be the same"
         )
     for what in MEANING:
         pair = header["meaning"][what], first["meaning"][what]
         if None not in pair and pair[0] != pair[1]:
             raise ValueError(
-                f"client {client} has other names of {what} than client 0, or another order of "
-                "them; every client's data need the same, in one order (class_names of an .npz, "
-                "columns of a table, one tokenizer)"
+                f"client {client} has other names of {what} than client 0, or orders them "
+                "differently; all clients' data need the same names in one order (class_names of "
+                "an .npz, columns of a table, one tokenizer)"
             )
 
 
@@ -144,10 +144,7 @@ def _problem(plan: Plan, client: int, header: dict[str, Any], most_samples: int)
         return f"{name!r} in its header is missing or invalid"
     for split, count in header["counts"].items():
         if count > most_samples:
-            return (
-                f"it says that it has {count} samples to {split}, and --most_samples is "
-                f"{most_samples}"
-            )
+            return f"it reports {count} samples to {split}, but --most_samples is {most_samples}"
     return ""
 
 
@@ -279,7 +276,7 @@ def make_server(
     groups = sum_groups(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         transport.tell(
-            "clients without training samples are not asked to train, by --secure_sums: "
+            "clients without training samples are not asked to train, because of --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
     # a sum does not tell clients apart
@@ -349,8 +346,8 @@ def run_name(folder: Path) -> str:
     name = read_json(path).get("run")
     if not is_run_name(name):
         raise ValueError(
-            f"{path} is damaged: run must be up to 64 letters and digits, by which clients know "
-            "their states; put it back, or choose another --workdir"
+            f"{path} is damaged: run must be up to 64 letters and digits, by which clients "
+            "identify their states; restore it, or choose another --workdir"
         )
     return name
 

@@ -18,8 +18,8 @@ from tests.deploy.wire import fleet, listening
 @pytest.mark.parametrize(
     ("ahead", "reason"),
     [
-        (75, r"this machine's clock is 7\d s ahead of the server's, and may be 60 s off; set it"),
-        (-75, r"this machine's clock is 7\d s behind the server's, and may be 60 s off; set it"),
+        (75, r"this machine's clock is 7\d s ahead of the server's; at most 60 s are allowed: set it"),
+        (-75, r"this machine's clock is 7\d s behind the server's; at most 60 s are allowed: set it"),
         (30, "it does not know the key"),
     ],
 )
@@ -30,7 +30,7 @@ def test_the_client_learns_it(ahead, reason):
     date = email.utils.format_datetime(time, usegmt=True)
     refusal = httpx.Response(401, headers={"date": date})
     connection.on_refused(httpx.HTTPStatusError("", request=None, response=refusal))
-    assert re.fullmatch(rf"a:1 refuses this client \({reason}\); trying again for 60 s", *lines)
+    assert re.fullmatch(rf"a:1 refuses this client \({reason}\); retrying for 60 s", *lines)
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 99 Nov 2026 16:22:00 GMT"])

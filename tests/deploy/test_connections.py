@@ -169,7 +169,7 @@ def test_a_server_has_the_descriptors_that_it_needs_or_says_so(monkeypatch):
     limits["now"] = (1024, 1024)
     assert most_connections(4) == STRANGERS + 4 * PER_NODE
     assert most_connections(100) == 1024 - RESERVE - SPARE < STRANGERS + 100 * PER_NODE
-    with pytest.raises(OSError, match="may open 1024 files, and a server of 500 clients needs"):
+    with pytest.raises(OSError, match="may open 1024 files, but a server of 500 clients needs"):
         most_connections(500)
     assert set_to == []
     limits["now"] = (1024, 1 << 20)
@@ -184,7 +184,7 @@ def test_an_address_that_is_taken_is_one_line():
     (taken,) = listeners("127.0.0.1", 0, table)
     taken.listen()
     port = taken.getsockname()[1]
-    with taken, pytest.raises(OSError, match=f"the server cannot listen at 127.0.0.1:{port}: "):
+    with taken, pytest.raises(OSError, match=f"the server cannot listen on 127.0.0.1:{port}: "):
         link.open_link("127.0.0.1", port, None, None, print).__enter__()
 
 

@@ -100,7 +100,7 @@ def test_a_server_goes_on_without_a_client_that_is_gone(federation, simulated, s
     with pytest.raises(KeyboardInterrupt):
         served(end_in_round_2)
     rows, lines = served(clients={i: site for i, site in sites.items() if i != 3})
-    assert "going on without client 3: not to be reached" in lines
+    assert "continuing without client 3: unreachable" in lines
     assert [row["arrived"] for row in rows[1:]] == [4, 3]
     assert_same_rows(simulated[:2], rows[:2])
     # the samples that a client began with count, not those it has now
@@ -124,7 +124,7 @@ def test_a_client_that_comes_back_with_other_classes_is_left_out(federation, ser
         return reply
 
     rows, lines = served(clients=clients, changed=changed)
-    reason = "the meaning of its samples is not what it was when the run began"
+    reason = "the meaning of its samples has changed since the run began"
     assert f"client 3 is left out: {reason}" in lines
     assert [row["arrived"] for row in rows[1:]] == [3, 3]
     with pytest.raises(ValueError, match="client 3 has other names of classes than client 0"):
@@ -174,7 +174,7 @@ FAILURES = {
     "not_finite": "it is not finite",
     "other_shape": "it must be float32",
     "other_header": "'finite' in its header is missing or invalid",
-    "renamed": "it reports what is no metric, 'accuracy', 'trial'",
+    "renamed": "it reports unknown metrics: 'accuracy', 'trial'",
     "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J",
 }
 
@@ -265,7 +265,7 @@ def test_a_round_in_which_no_client_takes_part_does_not_count(
     ("kinds", "message"),
     [
         (("hello", "train"), "round 2: no client can be reached in 0.1 s"),
-        (("train",), "round 2: no client took part, so the round does not count; given up after 3"),
+        (("train",), "round 2: no client took part, so the round does not count; gave up after 3"),
     ],
 )
 def test_a_run_without_clients_stops_and_continues_later(
@@ -316,7 +316,7 @@ def test_a_client_says_at_home_why_it_is_left_out(federation):
     ("change", "message"),
     [
         ({}, "has no state after 4 rounds"),
-        ({"kind": "delete"}, "the server sends a request of the unknown kind 'delete'"),
+        ({"kind": "delete"}, "the server sent a request of unknown kind 'delete'"),
         ({"last_round": -1}, "the downlink lacks"),
     ],
     ids=["state", "kind", "arrays"],
@@ -349,7 +349,7 @@ def test_a_server_asks_no_client_for_more_states_than_it_keeps(federation, tmp_p
     config, _, sites = federation
     many = copy.deepcopy(config)
     many.rounds, many.checkpoint.every, many.checkpoint.keep = 5000, 500, 2
-    with pytest.raises(ValueError, match="500 rounds by 2 checkpoints are 1000 states, and a"):
+    with pytest.raises(ValueError, match="500 rounds times 2 checkpoints are 1000 states, but a"):
         serve(make_plan(many), tmp_path, transport(sites))
 
 
@@ -369,9 +369,9 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     masked = Envelope(header | {"masked": True}, {})
     for unmasked in (header, header | {"masked": False}):
         error = error_of(clients[True], Envelope(unmasked, {}))
-        assert "with --secure_sums, and its answer would leave unmasked; start the server" in error
+        assert "with --secure_sums, but its answer would leave unmasked; also start the" in error
     error = error_of(clients[False], masked)
-    assert "without --secure_sums, and its answer would leave masked; start it" in error
+    assert "without --secure_sums, but its answer would leave masked; start it" in error
     assert "the downlink lacks" in error_of(clients[True], masked)
 
 

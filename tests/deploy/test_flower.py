@@ -41,7 +41,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node():
     assert lines == ["node 12 does not answer: no message: it was cut short"]
     assert sorted(meet(hello, 0)) == [0, 1]
     assert [node for node, kind in link.requests if kind == "hello"] == [11, 12, 13, 12]
-    assert lines[1:] == ["node 12 (client 1) is left out: client 1 is connected already"]
+    assert lines[1:] == ["node 12 (client 1) is left out: client 1 is already connected"]
     assert sorted(exchange({0: train, 7: train}, {})) == [0]
     del link.nodes[11]
     assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 0 has disconnected"
@@ -60,7 +60,7 @@ def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():
     for _ in range(4):
         assert sorted(meet(Envelope({"kind": "hello"}, {}), 0)) in ([0], [0, 1])
     assert timeouts == [([11, 12, 13], HELLO_SECONDS), ([12], HELLO_SECONDS)]
-    assert lines.count("client 2 does not answer: it does not say who it is") == 1
+    assert lines.count("client 2 does not answer: it did not identify itself") == 1
 
 
 @pytest.mark.slow

@@ -139,24 +139,24 @@ def test_clients_with_unreadable_headers_are_left_out():
     headers.pop(1), headers.pop(7)
     assert contact_clients(plan, transport._replace(most_samples=2), 0) == {}
     (line,) = lines
-    assert line.startswith("client 0 is left out: it says that it has 3 samples to train")
+    assert line.startswith("client 0 is left out: it reports 3 samples to train")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 60_000, "maximum recursion depth"),
-        ("[" * 100_000, f"it has 100000 bytes, and may have {HEADER_BYTES}"),
+        ("[" * 100_000, f"it has 100000 bytes; at most {HEADER_BYTES}"),
         (json.dumps({"metrics": {"loss": HUGE}}), "an integer of 401 digits"),
-        ("[1]", "it is list, and must be an object"),
-        (b"\xff", "no header: "),
+        ("[1]", "it is list; it must be an object"),
+        (b"\xff", "not a header: "),
         (None, "not NoneType"),
-        ("{", "no header: Expecting"),
+        ("{", "not a header: Expecting"),
     ],
     ids=range(7),
 )
 def test_a_header_that_is_none_is_one_line(text, message):
-    with pytest.raises(ValueError, match=r"^no header: ") as error:
+    with pytest.raises(ValueError, match=r"^not a header: ") as error:
         parse_header(text)
     assert message in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 2 * LINE_LENGTH
@@ -180,18 +180,18 @@ def test_text_of_the_other_side_is_part_of_one_line():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"oldest": 10**9}, "states from before round 1000000000 be deleted, and the last round"),
-        ({"oldest": -1}, "states from before round -1 be"),
-        ({"oldest": None}, "states from before round None be"),
+        ({"oldest": 10**9}, "deleting states before round 1000000000, but the last round"),
+        ({"oldest": -1}, "deleting states before round -1, but"),
+        ({"oldest": None}, "deleting states before round None, but"),
         ({"round": -1}, "asks for round -1; rounds are integers"),
         ({"round": 2.0}, "asks for round 2.0;"),
         ({"round": HUGE}, "asks for round 1000"),
-        ({"last_round": 3}, "round 3 after a last round 3"),
-        ({"last_round": -2}, "after a last round -2"),
-        ({"last_round": True}, "after a last round True"),
-        ({"run": "../x"}, "calls its run '../x'; a name is"),
-        ({"run": "a" * 65}, "calls its run 'aaaa"),
-        ({"run": None}, "calls its run None"),
+        ({"last_round": 3}, "round 3, but the last round is 3"),
+        ({"last_round": -2}, "but the last round is -2"),
+        ({"last_round": True}, "but the last round is True"),
+        ({"run": "../x"}, "run is named '../x'; a name has"),
+        ({"run": "a" * 65}, "run is named 'aaaa"),
+        ({"run": None}, "run is named None"),
     ],
     ids=range(12),
 )

@@ -101,9 +101,9 @@ HERE = "--superlink=127.0.0.1:1"
     ("arguments", "line"),
     [
         ([*CLIENT, HERE, "--insecure"], "none.npz: there is no such file"),
-        ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is for this machine"),
+        ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is only for this"),
         ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
-        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is for this machine alone"),
+        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this"),
         ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public keys"),
     ],
     ids=["data", "far", "certificates", "open", "keys"],

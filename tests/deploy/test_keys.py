@@ -34,10 +34,10 @@ def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):
     with pytest.raises(ValueError, match="or two clients have this one"):
         read_public_keys(tmp_path)
     (tmp_path / "client4.pub").write_text("ssh-rsa nonsense")
-    with pytest.raises(ValueError, match=r"client4.pub is no public key of ssh-keygen: "):
+    with pytest.raises(ValueError, match=r"client4.pub is not a public key of ssh-keygen: "):
         read_public_keys(tmp_path)
     (tmp_path / "client4.pub").rename(tmp_path / "hospital.pub")
-    with pytest.raises(ValueError, match=r"hospital.pub: its name must end with the id of the"):
+    with pytest.raises(ValueError, match=r"hospital.pub: its name must end with the client's id"):
         read_public_keys(tmp_path)
 
 
@@ -54,7 +54,7 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
     path.chmod(0o600)
     assert read_private_key(path).private_numbers() == keys[0].private_numbers()
     path.write_text("nonsense")
-    with pytest.raises(ValueError, match="is no private key without a passphrase"):
+    with pytest.raises(ValueError, match="is not a private key without a passphrase"):
         read_private_key(path)
 
 
@@ -64,7 +64,7 @@ def test_a_key_is_made_for_a_server_and_refused_elsewhere(tmp_path):
     key = read_private_key(private)
     assert read_public_keys(tmp_path / "keys") == {3: public_key_to_bytes(key.public_key())}
     assert public.name == "client3.pub"
-    with pytest.raises(ValueError, match="client3 is there already; choose another --workdir"):
+    with pytest.raises(ValueError, match="client3 already exists; choose another --workdir"):
         make_key(tmp_path / "keys", 3, "other.example.org:8000")
     assert read_private_key(private).private_numbers() == key.private_numbers()
     ours, theirs = tmp_path / "ours.crt", tmp_path / "theirs.crt"
@@ -72,9 +72,9 @@ def test_a_key_is_made_for_a_server_and_refused_elsewhere(tmp_path):
     for _ in range(2):
         bind_to_server(private, "fl.example.org:8000", ours)
     for server, authority, message in (
-        ("other.example.org:8000", ours, "is the key for fl.example.org:8000, and the server is"),
-        ("fl.example.org:8000", theirs, "of another authority than"),
-        ("fl.example.org:8000", None, "of another authority than None"),
+        ("other.example.org:8000", ours, "is the key for fl.example.org:8000, but the server is"),
+        ("fl.example.org:8000", theirs, "with another authority than"),
+        ("fl.example.org:8000", None, "with another authority than None"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             bind_to_server(private, server, authority)
@@ -86,7 +86,7 @@ def test_a_key_of_ssh_keygen_is_the_first_servers(tmp_path, keys):
     path.write_bytes(private_bytes(keys[0]))
     bind_to_server(path, "a:1", None)
     bind_to_server(path, "a:1", None)
-    with pytest.raises(ValueError, match="is the key for a:1, and the server is b:1; make one"):
+    with pytest.raises(ValueError, match="is the key for a:1, but the server is b:1; make one"):
         bind_to_server(path, "b:1", None)
     (tmp_path / "id_ecdsa.server").write_text("[" * 10**5)
     with pytest.raises(ValueError, match=r"id_ecdsa.server is not readable as JSON"):

@@ -172,7 +172,7 @@ def test_the_store_itself_takes_nothing_but_expected_replies(mailbox):
     for name in ("b" * 64, exchange.request_id):
         with pytest.raises(NoObjectInStoreError, match="not the name of an expected reply"):
             mailbox.put(name, b"x")
-    with pytest.raises(ValueError, match="101 bytes, and may have 100"):
+    with pytest.raises(ValueError, match="101 bytes; at most 100"):
         mailbox.put(exchange.reply_id, b"x" * 101)
     with pytest.raises(NoObjectInStoreError):
         mailbox.get_object_tree("b" * 64)

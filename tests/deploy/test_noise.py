@@ -145,7 +145,7 @@ def test_a_hidden_client_reports_what_every_client_reports(private_federation, t
         assert few.counts["train"] == count
     broken = sites[0]._replace(programs=None, tell=(lines := []).append)
     header = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
-    error = "AttributeError; the client's own terminal says more"
+    error = "AttributeError; see the client's own terminal"
     assert answer(broken, Envelope(header, {})).header == {"error": error, "client": 0}
     assert lines == ["AttributeError: 'NoneType' object has no attribute 'init'"]
 
@@ -188,7 +188,7 @@ def test_a_sum_with_an_unknown_client_in_it_is_left_out(private_federation, tmp_
     assert_close(deployed_end, simulated_end, 1e-5)
     assert lines == [
         "client 2, round 1: 'metrics' in its header is missing or invalid",
-        "round 1: there is no sum of mlp: the header of a client in it is invalid",
+        "round 1: no sum of mlp: it contains a client's invalid header",
         "round 1: no client took part, so the round does not count and is tried again",
     ]
 

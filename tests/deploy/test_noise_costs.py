@@ -107,7 +107,7 @@ def test_a_client_may_stop_by_itself(private_federation, train_request, tmp_path
     assert "error" not in answer(site, train_request("upload")).header
     for _ in range(2):
         error = answer(site, train_request("upload")).header["error"]
-        assert error.startswith(f"epsilon would be {twice:.4g} with this answer, and --most_epsil")
+        assert error.startswith(f"epsilon would be {twice:.4g} with this answer, but --most_epsil")
         assert lines[-1] == f"round 1: no answer; {error}"
     nonsense = site._replace(noise=site.noise._replace(max_epsilon=math.nan))
     error = answer(nonsense, train_request("upload")).header["error"]
@@ -145,7 +145,7 @@ def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
     assert json.loads(path.read_text()) == {"x": 5, "y": 1}
     for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}', "[" * 100_000, *HUGE):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="is damaged: it must say how often noise was added"):
+        with pytest.raises(ValueError, match="is damaged: without its count of noisy answers"):
             add_to_ledger(path, "x", 1)
 
 
@@ -154,7 +154,7 @@ def test_a_client_that_says_too_much_is_told_of_and_its_last_word_counts(tmp_pat
     assert record_epsilons(path, {0: 2.0, 1: 3.0, 2: 1.0}) == (3.0, [])
     largest, lines = record_epsilons(path, {0: 2.5, 1: 1e30})
     assert largest == 1e30
-    assert lines == ["epsilon of client 1 is 1e+30 by its own word, the median 2.5"]
+    assert lines == ["epsilon of client 1 is 1e+30 by its own report, the median 2.5"]
     assert record_epsilons(path, {1: 1e30}) == (1e30, [])  # it is told once
     assert record_epsilons(path, {1: 3.5}) == (3.5, [])
     kept = {f"epsilon of client {i}": x for i, x in enumerate((2.5, 3.5, 1.0))}
@@ -169,12 +169,12 @@ def test_a_missing_count_is_not_begun_anew(private_federation, train_request, tm
     assert "error" not in answer(site, request).header
     site.noise.path.unlink()
     error = answer(site, request).header["error"]
-    assert error.startswith(f"{site.noise.path} is missing, and {tmp_path / 'home'} has states")
+    assert error.startswith(f"{site.noise.path} is missing, but {tmp_path / 'home'} has states")
     assert lines[-1] == f"round 1: no answer; {error}" and not site.noise.path.exists()
     for unit in ("client", "upload"):
         folder = tmp_path / unit
         (folder / "checkpoints" / "1").mkdir(parents=True)
-        with pytest.raises(ValueError, match=r"told\.json is missing, and .* so epsilon is"):
+        with pytest.raises(ValueError, match=r"told\.json is missing, but .* so epsilon is"):
             server_of(private_federation(unit)[0], {}, folder)
         with pytest.raises(ValueError, match="is missing"):
             add_to_ledger(folder / LEDGER_FILE, "x", 1)

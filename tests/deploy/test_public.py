@@ -55,7 +55,7 @@ def test_copies_are_compared_by_what_they_hold_and_not_by_name(folder, tmp_path)
 @pytest.mark.parametrize(
     ("public", "method", "message"),
     [
-        ("hold_out:0.1", "fedmd", "a share of all samples, .* npz:public.npz that fedjax-ht"),
+        ("hold_out:0.1", "fedmd", "a share of all samples, .* npz:public.npz written by fedjax-ht"),
         ("hold_out:0.1", "local", "local reads no public set; leave it empty"),
         ("npz:nowhere.npz", "dsfl", "nowhere.npz"),
     ],

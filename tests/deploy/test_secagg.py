@@ -126,13 +126,13 @@ def test_with_too_few_left_there_is_no_sum(monkeypatch, stage):
     link, _ = local_link(monkeypatch, vectors())
     link.lost = lambda node, now: node in NODES[1:3] and now == stage
     result = summed(link)
-    assert result.total == "2 of 4 clients are left, and it needs 3" and not result.headers
+    assert result.total == "2 of 4 clients are left, but it needs 3" and not result.headers
     assert set(result.lost.values()) == {"no answer"} and set(result.lost) == set(NODES[1:3])
 
 
 def test_two_clients_have_no_sum(monkeypatch):
     link, requests = local_link(monkeypatch, vectors(2))
-    assert summed(link).total == "2 clients take part, and a sum needs 3" and not requests
+    assert summed(link).total == "2 clients take part, but a sum needs 3" and not requests
     assert [threshold(n) for n in (3, 4, 5, 6, 7, 100)] == [3, 3, 3, 4, 4, 51]
 
 
@@ -142,7 +142,8 @@ def test_entries_beyond_the_range_are_clipped_with_a_line(monkeypatch):
     link, _ = local_link(monkeypatch, sent)
     result = summed(link)
     np.testing.assert_allclose(result.total, np.clip(sent, -8, 8).sum(0), atol=4 * STEP)
-    assert result.headers[NODES[1]]["warning"] == "2 entries are beyond --sum_range=8 and were cut"
+    warning = "2 entries are beyond --sum_range=8 and were clipped"
+    assert result.headers[NODES[1]]["warning"] == warning
     assert "warning" not in result.headers[NODES[0]]
 
 
@@ -177,7 +178,7 @@ def test_a_stage_comes_back_from_its_bytes():
     ids=range(9),
 )
 def test_a_stage_that_is_none_is_one_line(stage):
-    with pytest.raises(ValueError, match="no stage of a sum: ") as error:
+    with pytest.raises(ValueError, match="not a stage of a sum: ") as error:
         without_stage(Envelope({STAGE: stage}, {}))
     assert str(error.value).isprintable()
 

@@ -97,7 +97,7 @@ def test_a_sum_becomes_the_references_shares():
         dtypes = [array.dtype for array in jax.tree.leaves([row[name] for row in rows])]
         assert dtypes == [array.dtype for array in jax.tree.leaves(leaf)] * 5
     for wrong in (total[1:], total + np.nan, total + 0.4, total + 3):
-        with pytest.raises(ValueError, match="it is no sum of 5 uplinks"):
+        with pytest.raises(ValueError, match="it is not a sum of 5 uplinks"):
             split_sum(form, wrong, clients)
 
 
@@ -180,7 +180,7 @@ def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone
     apart = sum_groups(method, federation, {"narrow": form, "wide": other})
     assert apart == {"narrow": (0, 1, 2, 3, 5), "wide": (4, 6, 7)}
     few = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=["narrow"] * 3 + ["wide"] * 2)
-    with pytest.raises(ValueError, match="2 clients have uplinks of the shape of wide; a sum is"):
+    with pytest.raises(ValueError, match="2 clients have uplinks shaped like wide's; a sum takes"):
         sum_groups(method, few, {"narrow": form, "wide": other})
 
 
@@ -193,13 +193,13 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
     present = groups_in_round(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
     assert present == {"a": [0, 2, 3]}
     (line,) = lines
-    assert line.startswith("round 3: 2 of the clients of b take part, and a sum needs 3; ")
+    assert line.startswith("round 3: 2 of the clients of b take part, but a sum needs 3; ")
 
 
 @pytest.mark.parametrize(
     ("method", "change", "message"),
     [
-        ("fedavg", {}, "fedavg weights clients by numbers of"),
+        ("fedavg", {}, "fedavg weights clients by sample count"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
     ],

@@ -112,8 +112,8 @@ def object_of(content: bytes) -> dict:
         ((200, {"content-type": "text/html"}, b"<html>It works!</html>"), "Invalid protobuf"),
         ((200, PROTOBUF, b"\xff" * 100), "Invalid protobuf"),
         ((200, PROTOBUF, bytes(RESPONSE_BYTES + 1)), f"more than {RESPONSE_BYTES} bytes"),
-        ((200, {"content-encoding": "gzip"}, packed(1)), "packs what it sends"),
-        ((200, {"content-encoding": "br"}, b"x"), "packs what it sends"),
+        ((200, {"content-encoding": "gzip"}, packed(1)), "compresses its responses"),
+        ((200, {"content-encoding": "br"}, b"x"), "compresses its responses"),
         ((503, {}, b""), "refuses this client (HTTP 503)"),
     ],
     ids=["html", "garbage", "long", "gzip", "brotli", "busy"],
@@ -129,7 +129,7 @@ def test_what_is_packed_is_never_unpacked_and_nothing_is_read_without_end(serve)
     bomb = (200, {"content-encoding": "gzip", **PROTOBUF}, packed(100))
     for call in ("activate-node", "pull-messages", "pull-object", "push-messages"):
         lines, _, grown = serve(object_of(b"") | {call: bomb}, enough=8)
-        assert "packs what it sends" in lines[0] and grown < 40, (call, lines)
+        assert "compresses its responses" in lines[0] and grown < 40, (call, lines)
     long = object_of(bytes(50 * MEGABYTE))
     limit = message_bytes(MAX_BYTES) + RESPONSE_BYTES
     lines, _, grown = serve(long, enough=8)
@@ -155,7 +155,7 @@ def test_no_redirect_is_followed(start, serve, code):
     location = f"http://127.0.0.1:{elsewhere.server_port}/v1/fleet/send-node-heartbeat"
     lines, calls, _ = serve({"activate-node": (code, {"location": location}, b"")})
     assert elsewhere.calls == [] and len(calls) > 1
-    assert "it sends this client elsewhere, where it does not go" in lines[0]
+    assert "it redirects this client, which does not follow" in lines[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 200, b"\0\0\0\2[]"], ids=["none", "bytes", "list"])
