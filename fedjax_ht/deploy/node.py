@@ -270,8 +270,8 @@ def _clock_problem(response: httpx.Response) -> str:
         return ""
     direction = "ahead of" if ahead > 0 else "behind"
     return (
-        f"this machine's clock is {abs(ahead):.0f} s {direction} the server's; at most "
-        f"{CLOCK_SECONDS:g} s are allowed: set it"
+        f"this machine's clock is {abs(ahead):.0f} s {direction} the server's, more than "
+        f"the {CLOCK_SECONDS:g} s allowed; set it"
     )
 
 

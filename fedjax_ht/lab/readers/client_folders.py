@@ -73,7 +73,7 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
             start += len(part.labels)
         clients.append(ClientIndices(train=indices[0], val=np.arange(0), test=indices[1]))
     if not any(len(client.test) for client in clients):
-        raise ValueError("no client has a test sample, so that no model could be scored")
+        raise ValueError("no client has a test sample, so no model can be scored")
     _, inputs, labels = _joined([part for part in parts if len(part.labels)])
     labels, class_names, converted = _classes(labels, num_classes)
     return Raw(
@@ -101,7 +101,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     """Concatenates all parts."""
     kinds = sorted({part.kind for part in parts})
     if len(kinds) > 1:
-        raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
+        raise ValueError(f"some clients have {kinds[0]} and others {kinds[1]}")
     inputs = np.concatenate([part.inputs for part in parts])
     return _Part(kinds[0], inputs, np.concatenate([part.labels for part in parts]))
 
@@ -174,7 +174,7 @@ def _images_or_windows(x: np.ndarray) -> tuple[str, np.ndarray]:
     """Returns the kind of floats [n, C, H, W], and the samples as stored."""
     if x.shape[1] in CHANNELS and looks_like_image(x.shape[2:]):
         if x.size and not -1 <= x.min() <= x.max() <= 1:
-            raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
+            raise ValueError(f"x ranges from {x.min()} to {x.max()}, not within -1 to 1")
         pixels = np.round((x * 0.5 + 0.5) * 255).astype(np.uint8)
         return "images", pixels.transpose(0, 2, 3, 1)
     windows = as_stored("x", x).transpose(0, 3, 2, 1)  # time first
@@ -197,8 +197,8 @@ def _stacked(samples: list) -> np.ndarray:
     """
     if not all(isinstance(sample, np.ndarray) for sample in samples):
         raise ValueError(
-            "x holds something else than pairs of a list of integers and its length, or arrays of "
-            "one shape"
+            "x contains something other than pairs of a list of integers and its length, or arrays "
+            "of one shape"
         )
     return as_array("x", samples)
 
@@ -207,11 +207,13 @@ def _texts(pairs: list) -> np.ndarray:
     """Returns int32 [n, L] from n pairs of a list of L tokens and its length without padding."""
     # Check types before NumPy: strings would widen every number to the longest one's size.
     if not all(_is_pair(pair) and set(map(type, pair[0])) <= {int} for pair in pairs):
-        raise ValueError("x holds something else than pairs of a list of integers and its length")
+        raise ValueError(
+            "x contains something other than pairs of a list of integers and its length"
+        )
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
         raise ValueError(
-            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as "
-            "long"
+            f"x has texts of {min(sizes)} to {max(sizes)} tokens, including padding; all must have "
+            "the same length"
         )
     if not pairs:
         return np.zeros((0, 0), np.int32)
@@ -220,16 +222,16 @@ def _texts(pairs: list) -> np.ndarray:
     fits = 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]
     if not fits or tokens.min(initial=0) < 0 or tokens[behind].any():
         raise ValueError(
-            "x has tokens below 0, or a length that is not that of its text: behind it is only "
-            "padding, 0"
+            "x has tokens below 0, or a length that differs from its text's: only padding, 0, may "
+            "follow"
         )
     return as_stored("x", tokens)
 
 
 CLIENT_FOLDERS = Source(
     name="client_folders:PATH",
-    about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
-    "address",
+    about="PFLlib's and HtFLlib's generate_*.py scripts generate these folders; they have no "
+    "download address",
     read=read_client_folders,
     origins=(_ORIGIN,),
 )

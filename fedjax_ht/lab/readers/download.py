@@ -58,11 +58,11 @@ def get(
     for path, about in files.items():
         if path.exists() and _md5(path) != about.md5:
             raise ValueError(
-                f"{path}: its MD5 sum is {_md5(path)}, the publisher's file has {about.md5}; move "
-                "it away to download that"
+                f"{path}: its MD5 sum is {_md5(path)}, but the publisher's file has {about.md5}; "
+                "move it away to download that file"
             )
     if paths := _present(source, root):
-        say(f"{name} is there: {', '.join(map(str, paths))}")
+        say(f"{name} already exists: {', '.join(map(str, paths))}")
         return paths
     for path, about in files.items():
         if not path.exists():
@@ -114,7 +114,7 @@ def _fetch(url: str, about: File, path: Path) -> None:
             raise ValueError(f"{url}: longer than the {size}")
         if _md5(part) != about.md5:
             raise ValueError(
-                f"{url}: its MD5 sum is {_md5(part)}, the publisher's file has {about.md5}"
+                f"{url}: its MD5 sum is {_md5(part)}, but the publisher's file has {about.md5}"
             )
         os.replace(part, path)
     finally:
@@ -141,7 +141,7 @@ def _copy(url: str, part: Path, size: int) -> int:
                 have += target.write(chunk)
                 bar.update(len(chunk))
     except urllib.error.HTTPError as error:
-        raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
+        raise OSError(f"{url}: the server answered {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
         raise OSError(f"{url}: no connection ({error.reason})") from None
     except (OSError, http.client.HTTPException) as error:

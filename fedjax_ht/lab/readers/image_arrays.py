@@ -45,8 +45,8 @@ def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
         )
     if x.dtype == np.uint8 and x.size and not _may_be_images(x.shape):
         raise ValueError(
-            f"{form}, bytes of other proportions than an image's; call it images if they are, or "
-            "inputs if they are not; rows of pixels need images.reshape(-1, H, W, C)"
+            f"{form}, bytes without an image's proportions; call it images if they are images, or "
+            "inputs if not; rows of pixels need images.reshape(-1, H, W, C)"
         )
     return x.dtype == np.uint8 or x.ndim != 2, ""
 
@@ -55,18 +55,18 @@ def _guess_of_floats(form: str, x: np.ndarray) -> tuple[bool, str]:
     if not x.size or not _may_be_images(x.shape):
         return False, ""
     if _is_stepped(x):
-        line = f"{form} within -1 to 1: grey images. Call it inputs if it is none"
+        line = f"{form} within -1 to 1: grey images. Call it inputs if it is not"
         return True, line if x.ndim == 3 else ""
     if x.ndim == 3:
         return False, ""
     if is_whole(x, 0, 255):
         raise ValueError(
-            f"{form} of whole numbers from {x.min():g} to {x.max():g}; give images as "
+            f"{form} of integers from {x.min():g} to {x.max():g}; give images as "
             "x.astype(np.uint8), from 0 to 255, or call it inputs"
         )
     return False, (
         f"{form}, kept as floats: its values are not those of 8-bit images. Call it images if it "
-        "is, or inputs to end this line"
+        "is, or inputs to silence this warning"
     )
 
 

@@ -23,7 +23,7 @@ from fedjax_ht.lab.safe.bounded import Origin, files_below, printable
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif), or the same below "
     "train/ and test/",
-    "put each class in a folder of its own",
+    "put each class in its own folder",
 )
 
 
@@ -55,13 +55,11 @@ def read_folder(root: Path, options: ReadOptions) -> Raw:
             return _Place("", ())
         return _Place(sets[above[0]], _below_set(above))
 
-    places, strays = _placed(images, place, "in no folder of a class")
+    places, strays = _placed(images, place, "not in a class folder")
     if not sets:
         _refuse_shared(places.values())
     owners, labels, classes = _owners_and_classes(places, "SET/CLASS/IMAGE")
-    alike = [
-        f"class {x} is called like a set, and is read as a class" for x in classes if set_of(x)
-    ]
+    alike = [f"class {x} is named like a set but is read as a class" for x in classes if set_of(x)]
     notes = []
     if below:
         notes.append(f"classes are the folders below {printable('/'.join(below))}")
@@ -123,7 +121,7 @@ def _files_of(root: Path) -> tuple[_Images, tuple[LeftOut, ...]]:
     for ending, count in sorted(endings.items()):
         what = f"file .{ending}" if ending else "file without an ending"
         is_usual = ending in _BESIDE
-        left_out.append(LeftOut(count, printable(what), "no kind of image that is read", is_usual))
+        left_out.append(LeftOut(count, printable(what), "unsupported image format", is_usual))
     if not images:
         only = f", only {listed(list(map(str, left_out)))}" if left_out else ""
         raise ValueError(f"no images{only}")
@@ -181,14 +179,14 @@ def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
         return {}  # a class with the name of a set, such as a train among vehicles
     if flat := [folder for folder in named if folder not in deep]:
         raise ValueError(
-            f"{listed(flat)} would be a class by its images and is called like a set; a set has a "
-            "folder for each class in it, SET/CLASS/IMAGE; one set alone is read as folder:PATH/SET"
+            f"{listed(flat)} holds images like a class but is named like a set; a set has a folder "
+            "for each class, SET/CLASS/IMAGE; read a single set as folder:PATH/SET"
         )
     beside = sorted(firsts - set(named))
     if beside and len(named) == 1:
         raise ValueError(
-            f"{named[0]} is called like a set and has folders in it, and {listed(beside)} beside "
-            "it is none; leave one of both, SET/CLASS/IMAGE or CLASS/IMAGE"
+            f"{named[0]} is named like a set and has subfolders, but {listed(beside)} beside "
+            "it is not a set; use either SET/CLASS/IMAGE or CLASS/IMAGE"
         )
     return sets_of(named)
 
@@ -214,8 +212,8 @@ def _refuse_shared(places: Collection[_Place]) -> None:
     if len(inner) > 1 and len(shared) > 1 and all(each == shared for each in inner.values()):
         raise ValueError(
             f"{listed(sorted(inner))} each have the folders {listed(sorted(shared))}: if these are "
-            "the classes, read them as domains:PATH, or call the sets train and test; if they are "
-            "none, take away that level"
+            "the classes, read them as domains:PATH, or name the sets train and test; if not, "
+            "remove that level"
         )
 
 
@@ -233,7 +231,7 @@ def refuse_set_names(names: Collection[str], what: str, layout: str) -> None:
     alike = sorted(filter(set_of, names))
     if len(alike) > 1 or (alike and len(alike) == len(names)):
         raise ValueError(
-            f"its {what} would be {listed(sorted(names))}, of which {listed(alike)} are called "
+            f"its {what} would be {listed(sorted(names))}, but {listed(alike)} are named "
             f"like sets; sort the folders, {layout}"
         )
 
@@ -268,7 +266,7 @@ def _missing(
 
 FOLDER = Source(
     name="folder:PATH",
-    about="it is a folder of your own, and nothing is to be downloaded",
+    about="it is your own folder; nothing to download",
     read=read_folder,
     origins=(_ORIGIN,),
     is_kept=True,
@@ -277,7 +275,7 @@ FOLDER = Source(
 
 _DOMAINS_ORIGIN = Origin(
     "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .jfif, .gif, .bmp, .ppm, .pgm, .webp, .tif)",
-    "put each domain in a folder of its own, and in it each class",
+    "put each domain in its own folder, and in it each class",
 )
 
 
@@ -295,7 +293,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
     def place(above: tuple[str, ...]) -> _Place:
         return _Place("".join(above[depth : depth + 1]), above[depth + 1 :])
 
-    why = "in no folder of a class of a domain"
+    why = "not in a class folder of a domain"
     places, strays = _placed(paths, place, why)
     owners, labels, classes = _owners_and_classes(places, "DOMAIN/CLASS/IMAGE")
     domains = sorted(set(owners))
@@ -319,7 +317,7 @@ def read_domains(root: Path, options: ReadOptions) -> Raw:
 
 DOMAINS = Source(
     name="domains:PATH",
-    about="they are folders of your own, and nothing is to be downloaded",
+    about="they are your own folders; nothing to download",
     read=read_domains,
     origins=(_DOMAINS_ORIGIN,),
     is_kept=True,

@@ -55,7 +55,7 @@ def _frame_table(frame: Any) -> Table:
         if not all(hasattr(frame, name) for name in ("columns", "__getitem__", "__len__")):
             raise ValueError(
                 f"the frame is {kind_of_value(frame)}; it must be a pandas.DataFrame, or another "
-                "frame that Arrow reads; of a lazy one give frame.collect()"
+                "frame that Arrow reads; collect a lazy frame with frame.collect()"
             )
         data, names = None, list(map(str, frame.columns))
     refuse_same_names(names)
@@ -112,8 +112,8 @@ def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
     """Reads all items of a data set, and some of them twice to detect random transforms."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"{name} is {kind_of_value(dataset)}; it must have a length and samples by index, as a "
-            "map-style torch.utils.data.Dataset"
+            f"{name} is {kind_of_value(dataset)}; it must have a length and samples by index, like "
+            "a map-style torch.utils.data.Dataset"
         )
     count = len(dataset)
     pairs = [_pair(name, i, dataset) for i in range(count)]
@@ -126,8 +126,8 @@ def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
         )
         if first != again:
             raise ValueError(
-                f"{name}: sample {i} differs when it is read again, as of a random transform; "
-                "leave that out, since samples are read once (training.augmentation augments in "
+                f"{name}: sample {i} differs when read again, as with a random transform; "
+                "remove it, since samples are read once (training.augmentation augments during "
                 "training)"
             )
     return pairs
@@ -147,8 +147,8 @@ def _classes(name: str, sets: Iterable[Any]) -> Sequence[str]:
     known = sorted(set(filter(None, each)))
     if len(known) > 1:
         raise ValueError(
-            f"{name}: its parts have other classes, or another order of them "
-            f"({'; '.join(map(listed, known))}); number the labels of all alike"
+            f"{name}: its parts have different classes, or order them differently "
+            f"({'; '.join(map(listed, known))}); number the labels of all the same way"
         )
     return known[0] if known and () not in each else ()
 
@@ -244,7 +244,7 @@ def refuse_foreign(folder: Path) -> None:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"{file} lists no files of data") from None
         if not are_own:
-            raise ValueError(f"{file} names data outside of its folder")
+            raise ValueError(f"{file} names data outside its folder")
 
 
 def _is_compressed(file: Path) -> bool:
@@ -293,7 +293,7 @@ def hugging_face_table(dataset: Any, own_files: bool = False) -> Table:
         }
         if len(each) > 1:
             raise ValueError(
-                f"column {column!r} has other classes, or another order of them, in some of the "
+                f"column {column!r} has different classes, or a different order, in some of the "
                 "sets; give all sets the same ClassLabel"
             )
         if names := each.pop():
@@ -312,8 +312,8 @@ def _arrow(part: Any, columns: Sequence[str], own_files: bool) -> pa.Table:
         return pa.table({name: _column(part, name) for name in columns})
     if part.format["type"] == "custom":
         raise ValueError(
-            "it has a transform of its own (set_transform), which is not applied; map() its rows, "
-            "or take it off with reset_format()"
+            "it has its own transform (set_transform), which is not applied; map() its rows, "
+            "or remove it with reset_format()"
         )
     # a list of Python objects would take fifty times as long
     data = part.with_format("arrow")[:].select(columns)
@@ -337,8 +337,8 @@ def _column(part: Any, name: str) -> pa.Array | pa.ChunkedArray:
         raise ValueError(f"column {name!r} cannot be read ({reason})") from error
     if not first.equals(again) and str(first.to_pylist()) != str(again.to_pylist()):  # NaN is NaN
         raise ValueError(
-            f"column {name!r} differs when it is read again, as of a random transform; leave that "
-            "out, since samples are read once"
+            f"column {name!r} differs when read again, as with a random transform; remove it, "
+            "since samples are read once"
         )
     return first
 
@@ -348,8 +348,8 @@ def _called(sets: Mapping[str, Any]) -> dict[str, str]:
     called = sets_of(map(str, sets))
     if other := [str(key) for key in sets if key not in called]:
         raise ValueError(
-            f"its sets are {listed(list(map(str, sets)))}, of which {listed(other)} is not "
-            "called like train, val or test; give a dict of those that are"
+            f"its sets are {listed(list(map(str, sets)))}; {listed(other)} is not "
+            "named like train, val or test; give a dict of those that are"
         )
     return called
 
@@ -362,13 +362,13 @@ def _official(sets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     columns = {key: set(part.column_names) for key, part in sets.items()}
     different = set.union(*columns.values()) - set.intersection(*columns.values())
     if different:
-        raise ValueError(f"its sets differ in the columns {listed(sorted(different))}")
+        raise ValueError(f"its sets have different columns: {listed(sorted(different))}")
     return one_after_another((called[key], len(part)) for key, part in sets.items())
 
 
 HF = Source(
     name="hf:PATH",
-    about="it is a folder of your own that save_to_disk wrote, and nothing is to be downloaded",
+    about="it is your own folder, written by save_to_disk; nothing to download",
     read=read_hf,
     origins=(_ORIGIN,),
     has_columns=True,

@@ -91,7 +91,7 @@ def read_leaf(root: Path, options: ReadOptions) -> Raw:
     missing = sum(user.missing for user in every)
     left_out = ()
     if missing:
-        left_out = (LeftOut(missing, "sample", "their next character is none of LEAF's 80"),)
+        left_out = (LeftOut(missing, "sample", "their next character is not one of LEAF's 80"),)
     record = dataclasses.replace(raw.reading, group_names=users, left_out=left_out)
     return raw._replace(official=official, clients=clients, groups=groups, reading=record)
 
@@ -140,7 +140,7 @@ def _users(file: Path) -> dict[str, object]:
             if not all(type(user) is str for user in users) or sorted(users) != sorted(data):
                 raise ValueError("users are not the keys of user_data")
             return {user: data[user] for user in users}
-    raise ValueError("no object with users and user_data")
+    raise ValueError("not an object with users and user_data")
 
 
 def _clients(
@@ -163,7 +163,7 @@ def _samples(users: Sequence[_User]) -> Raw:
     """Returns the samples of all users in order, converted by their kind."""
     kinds = sorted({user.kind for user in users})
     if len(kinds) > 1:
-        raise ValueError(f"some users hold {kinds[0]} and others {kinds[1]}")
+        raise ValueError(f"some users have {kinds[0]} and others {kinds[1]}")
     (kind,) = kinds
     labels = np.concatenate([user.labels for user in users])
     names = _class_names(kind, int(labels.max()) + 1)
@@ -222,7 +222,7 @@ def _converted(name: str, samples: object) -> _User:
     if all(type(cell) is str for sample in x for cell in sample):
         if len(x[0]) != _FIELDS:
             raise ValueError(
-                f"{owner} has rows of {len(x[0])} texts; those of a tweet are {_FIELDS}: id, date, "
+                f"{owner} has rows of {len(x[0])} texts; a tweet has {_FIELDS}: id, date, "
                 "query, user and text"
             )
         return _User("tweets", [sample[-1] for sample in x], labels)
@@ -232,7 +232,7 @@ def _converted(name: str, samples: object) -> _User:
 def _converted_numbers(owner: str, x: list, labels: np.ndarray) -> _User:
     """Converts a user's rows of numbers; errors as of `_converted`."""
     if not all(type(cell) in (int, float) for sample in x for cell in sample):
-        raise ValueError(f"{owner} has samples that are neither texts nor numbers alone")
+        raise ValueError(f"{owner} has samples that are neither only texts nor only numbers")
     values = as_array(f"{owner}: x", x)
     if values.shape[1:] == (SIDE * SIDE,):
         top = 1 if values.dtype.kind == "f" else 255
@@ -256,7 +256,7 @@ def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
     """
     for texts, length in ((x, LENGTH), (y, 1)):
         if not all(type(text) is str and len(text) == length for text in texts):
-            raise ValueError(f"{owner} has a text that is not of {length} characters")
+            raise ValueError(f"{owner} has a text without exactly {length} characters")
     # 0 for characters that LEAF lacks; the last entry is for all characters beyond ASCII
     code = np.zeros(129, np.uint8)
     code[list(map(ord, LETTERS))] = np.arange(1, len(LETTERS) + 1)
@@ -267,7 +267,7 @@ def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
 
 LEAF = Source(
     name="leaf:PATH",
-    about="LEAF's preprocess.sh makes its files, and they have no address",
+    about="LEAF's preprocess.sh generates its files; they have no download address",
     read=read_leaf,
     origins=(_ORIGIN,),
 )

@@ -37,7 +37,7 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
     if images.keys() != masks.keys() or not images:
         alone = sorted(images.keys() ^ masks.keys())
         raise ValueError(
-            f"it has {len(images)} images and {len(masks)} masks; without the other are "
+            f"it has {len(images)} images and {len(masks)} masks; unmatched: "
             f"{listed(alone, 5) or 'none'}"
         )
     keys = sorted(images)
@@ -51,7 +51,7 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
     sets = sets_of(folders)
     if sets and len(sets) < len(folders):
         raise ValueError(
-            f"folders {listed(folders)} are sets and places; give all images a set, or none"
+            f"folders {listed(folders)} are sets and places; give every image a set, or none"
         )
     official = {x: np.flatnonzero([sets.get(owner) == x for owner in owners]) for x in SETS}
     is_grouped = not sets and len(folders) > 1
@@ -78,14 +78,14 @@ def _by_key(names: list[str], folder: str) -> dict[str, str]:
             continue
         key = key.removeprefix(f"{folder}/")
         if key in found:
-            raise ValueError(f"{found[key]} and {name} may both be meant; leave one out")
+            raise ValueError(f"{found[key]} and {name} may both be meant; remove one")
         found[key] = name
     return found
 
 
 MASKS = Source(
     name="masks:PATH",
-    about="they are folders of your own, and nothing is to be downloaded",
+    about="they are your own folders; nothing to download",
     read=read_masks,
     origins=(_ORIGIN,),
 )

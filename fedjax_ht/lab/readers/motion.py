@@ -97,7 +97,7 @@ def _har_split(
     ):
         if not 1 <= values.min() <= values.max() <= last:
             raise ValueError(
-                f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}"
+                f"{split}: {what} range from {values.min()} to {values.max()}, not 1 to {last}"
             )
     windows = np.stack(signals, -1)
     if not np.isfinite(windows).all():
@@ -107,7 +107,7 @@ def _har_split(
 
 HAR = Source(
     name="har",
-    about="windows of motion sensors, 30 persons; no sums of it are published: download it by hand "
+    about="windows of motion sensors, 30 persons; no checksums are published: download it by hand "
     "(UCI, set 240)",
     read=read_har,
     origins=(_HAR,),
@@ -215,7 +215,7 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
     """
     table = read_table(name, content, _COLUMNS, [_ACTIVITY, *_SIGNALS])
     if not np.isin(table[:, 0], range(_LAST + 1)).all():
-        raise ValueError(f"{name}: an activity is none of 0 to {_LAST}")
+        raise ValueError(f"{name}: an activity is not within 0 to {_LAST}")
     activity, signals = table[:, 0].astype(np.int64), table[:, 1:]
     signals[np.isnan(signals)] = 0
     largest = np.abs(signals).max(0)
@@ -237,7 +237,7 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
 
 PAMAP2 = Source(
     name="pamap2",
-    about="windows of motion sensors, 9 persons; no sums of it are published: download it by hand "
+    about="windows of motion sensors, 9 persons; no checksums are published: download it by hand "
     "(UCI, set 231)",
     read=read_pamap2,
     origins=(_PAMAP2,),

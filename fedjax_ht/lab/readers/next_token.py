@@ -26,8 +26,8 @@ from fedjax_ht.lab.safe.bounded import Origin, read_whole
 
 LENGTH = 32  # default number of tokens in a window
 _ORIGIN = Origin(
-    "a .txt file in UTF-8, or a folder of them, one a client",
-    "write each author's text to a file of its own",
+    "a .txt file in UTF-8, or a folder of them, one per client",
+    "write each author's text to its own file",
 )
 
 
@@ -79,7 +79,7 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
     each = [windows_of(text_ids, options.text_length or LENGTH) for text_ids in ids]
     for file, windows in zip(files, each):
         if not len(windows.following):
-            raise ValueError(f"{file.name} has fewer than two tokens; leave the file out")
+            raise ValueError(f"{file.name} has fewer than two tokens; remove the file")
     # A model cannot answer with an unknown word.
     if options.tokenizer is None:
         known = [windows.following != UNKNOWN for windows in each]
@@ -111,7 +111,7 @@ def _text(file: Path) -> str:
     try:
         return read_whole(file, limits.TEXTS_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file.name} is no UTF-8 (byte {error.start:,})") from error
+        raise ValueError(f"{file.name} is not UTF-8 (byte {error.start:,})") from error
 
 
 def _ids(
@@ -129,7 +129,7 @@ def _ids(
 
 NEXT_TOKEN = Source(
     name="next_token:PATH",
-    about="it is a text of your own, or a folder of them, and nothing is to be downloaded",
+    about="it is your own text, or a folder of them; nothing to download",
     read=read_next_token,
     origins=(_ORIGIN,),
 )

@@ -28,8 +28,8 @@ from fedjax_ht.lab.safe.limits import numbered_classes
 
 _ORIGIN = Origin(
     "an .npz of images and labels, inputs and labels, x and y, each also by train and test",
-    "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... for what is "
-    "no image",
+    "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... if they are "
+    "not images",
 )
 
 
@@ -88,15 +88,15 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     rule, warnings = samples.preprocess, list(samples.warnings)
     if rule is not None and len(scale) == len(_SCALE):
         rule = Standardised(*scale)
-    left_out = tuple(LeftOut(0, f"array {name}", "of no name that is read") for name in others)
+    left_out = tuple(LeftOut(0, f"array {name}", "unrecognised name") for name in others)
     if not names and not is_other:
         names = numbered_classes(int(labels.max(initial=-1)) + 1)
         values, present = np.unique(labels, return_inverse=True)
         refuse_no_classes("labels", present, list(map(str, values)))
     if columns and samples.inputs.shape[1:] != (len(set(columns)),):
         raise ValueError(
-            f"column_names has {len(set(columns))} different names, and a sample is "
-            f"{list(samples.inputs.shape[1:])}; give each number of a row its own"
+            f"column_names has {len(set(columns))} different names, but a sample is "
+            f"{list(samples.inputs.shape[1:])}; give each number of a row its own name"
         )
     groups, group_names = None, ()
     if part_groups:
@@ -152,22 +152,22 @@ def _found(names: Sequence[str]) -> dict[str, dict[str, str]]:
         role = _ROLE[match["name"]]
         if (other := found[role].setdefault(of_set, name)) != name:
             raise ValueError(
-                f"its arrays {other} and {name} may both be the {role}; leave one of them out"
+                f"its arrays {other} and {name} may both be the {role}; remove one of them"
             )
     samples, labels, groups = found.values()
     for role, of_sets in (("samples", samples), ("labels", labels)):
         if list(of_sets) != [""] and ("train" not in of_sets or "" in of_sets):
             raise ValueError(
-                f"its arrays are {listed(names, 20) or 'none'}, of which none, or not all, are "
+                f"its arrays are {listed(names, 20) or 'none'}; none, or not all, are "
                 f"{role}; call them images or inputs, and labels"
             )
     if samples.keys() != labels.keys():
         raise ValueError(
-            f"its arrays are {listed(names, 20)}: samples of {' and '.join(samples)}, and labels "
-            f"of {' and '.join(labels)}; each set needs both"
+            f"its arrays are {listed(names, 20)}: samples for {' and '.join(samples)}, and labels "
+            f"for {' and '.join(labels)}; each set needs both"
         )
     if groups and groups.keys() != samples.keys():
-        raise ValueError(f"groups are there of {' and '.join(groups)}; every set needs them")
+        raise ValueError(f"only {' and '.join(groups)} have groups; every set needs them")
     return found
 
 
@@ -205,7 +205,7 @@ def _official(
 
 NPZ = Source(
     name="npz:PATH",
-    about="it is a file of your own, and nothing is to be downloaded",
+    about="it is your own file; nothing to download",
     read=read_npz,
     origins=(_ORIGIN,),
 )

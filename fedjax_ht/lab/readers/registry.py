@@ -270,9 +270,7 @@ def _user_data(name: str, options: ReadOptions) -> Dataset:
     """
     for option, value in options._asdict().items():
         if value and value != getattr(ReadOptions(), option):
-            raise ValueError(
-                f"{option} is {value!r}, but {name} makes its samples itself; leave it out"
-            )
+            raise ValueError(f"{option} is {value!r}, but {name} makes its own samples; remove it")
     hint = meant(name, dataset_names(), _listed())
     return _made(user_function("dataset", name, hint), name)
 
@@ -321,8 +319,8 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
     if source is None or source.moments is None:
         known = ", ".join(source.name for source in SOURCES.values() if source.moments)
         raise ValueError(
-            f"normalisation is 'dataset', but no moments of {dataset.name} are known; those of "
-            f"{known} are; normalisation='half' needs none"
+            f"normalisation is 'dataset', but the moments of {dataset.name} are unknown; known "
+            f"are {known}; normalisation='half' needs none"
         )
     return dataclasses.replace(dataset, preprocess=Pixels(*source.moments))
 

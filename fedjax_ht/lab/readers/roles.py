@@ -52,7 +52,7 @@ class Roles(NamedTuple):
 def refuse_same_names(columns: Sequence[str]) -> None:
     """Rejects a table with duplicate column names."""
     if len(set(columns)) < len(columns):
-        raise ValueError(f"its columns are {listed(columns, 20)}; each needs a name of its own")
+        raise ValueError(f"its columns are {listed(columns, 20)}; each needs its own name")
 
 
 def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
@@ -77,17 +77,17 @@ def roles_of(columns: Sequence[str], named: ReadOptions) -> Roles:
     features = _features(named.features, columns, special)
     if not features:
         kind = "texts" if named.name.startswith("text:") else "numbers"
-        raise ValueError(f"it has no column of {kind} beside {' and '.join(special)}")
+        raise ValueError(f"it has no column of {kind} besides {' and '.join(special)}")
     found = []
     if not named.label:
-        found.append(f"{label!r} is taken for the label, and {listed(features)} for features")
+        found.append(f"{label!r} is used as the label, and {listed(features)} as features")
     if group and not named.group:
-        found.append(f"{group!r} is taken for the group, and is no feature")
+        found.append(f"{group!r} is used as the group and not as a feature")
     sentence = ""
     if found:
         form = _naming("group", f"{label}:{group}", named.name)
         form = form if group else _naming("label", label, named.name)
-        sentence = f"column {'; '.join(found)}; {form} names it and ends this line"
+        sentence = f"column {'; '.join(found)}; {form} names it and silences this warning"
     return Roles(
         label=label,
         features=tuple(features),
@@ -118,7 +118,7 @@ def label_candidates(columns: Sequence[str]) -> list[str]:
 def leave_out(name: str) -> str:
     """Returns a hint how to exclude a column, or to keep it as a feature."""
     return (
-        f"leave it out by dataset.features=-{name} (features=['-{name}'] from Python), or name "
+        f"exclude it with dataset.features=-{name} (features=['-{name}'] from Python), or name "
         "all features there if it is one"
     )
 
@@ -154,7 +154,7 @@ def _column(
     if len(candidates) > 1:
         raise ValueError(
             f"columns {' and '.join(map(repr, candidates))} may each be the {role}; name it as "
-            f"{form}, and leave the other out if it says the same"
+            f"{form}, and exclude the other if it duplicates it"
         )
     return candidates[0]
 
@@ -183,8 +183,8 @@ def _are_out(named: Sequence[str], columns: Sequence[str]) -> bool:
     have_minus = [name.startswith("-") and name not in columns for name in named]
     if any(have_minus) and not all(have_minus):
         raise ValueError(
-            f"features are {', '.join(named)}; name those that are, or with - before every name "
-            "those that are not"
+            f"features are {', '.join(named)}; name those to use, or prefix every name with - to "
+            "name those to exclude"
         )
     return any(have_minus)
 
@@ -207,8 +207,8 @@ def refuse_index(roles: Roles, features: Sequence[np.ndarray]) -> None:
         words = name.lower().replace("-", "_").replace(" ", "_").split("_")
         if (steps == steps[0]).all() or set(words) & set(_INDEX):
             raise ValueError(
-                f"column {name!r} has another whole number in every row, {column.min():.0f} to "
-                f"{column.max():.0f}, as an index or id; {leave_out(name)}"
+                f"column {name!r} has a different integer in every row, {column.min():.0f} to "
+                f"{column.max():.0f}, like an index or id; {leave_out(name)}"
             )
 
 
@@ -227,7 +227,7 @@ def refuse_no_classes(name: str, labels: np.ndarray, class_names: Sequence[str])
     if classes > _FEWEST and 2 * classes > rows:
         raise ValueError(
             f"{name} has {classes} classes in {rows} rows, such as {listed(class_names, 3)}: name "
-            "the column that is the label; numbers to predict need dataset.task=regression (from "
+            "the label column; numeric targets need dataset.task=regression (from "
             "Python task='regression')"
         )
 
@@ -264,8 +264,8 @@ def sets_of(names: Iterable[str]) -> dict[str, str]:
         if of_name in sets.values():
             other = next(key for key, value in sets.items() if value == of_name)
             raise ValueError(
-                f"{other} and {name} are both called like a set to {_PURPOSE[of_name]}; put them "
-                "together, or give one of them another name"
+                f"{other} and {name} are both named like a set to {_PURPOSE[of_name]}; merge them, "
+                "or rename one of them"
             )
         if of_name:
             sets[name] = of_name
@@ -328,7 +328,7 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
     if alike and len(alike) < len(names):
         clients = [name for name in names if not set_of(name)]
         raise ValueError(
-            f"{listed(alike)} are called like sets, and {listed(clients)} are not; a folder has a "
+            f"{listed(alike)} are named like sets, but {listed(clients)} are not; a folder has a "
             "file for each client, or one for each of the sets train, val and test"
         )
     if not alike:

@@ -211,7 +211,7 @@ def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
 def _class_names(content: bytes, key: str) -> tuple[str, ...]:
     (names,) = take(_load_dict(content), (key,), "entries")
     if not all(isinstance(name, bytes | str) for name in names):
-        raise ValueError(f"{key} holds something else than text")
+        raise ValueError(f"{key} contains something other than text")
     return tuple(name.decode() if isinstance(name, bytes) else name for name in names)
 
 
@@ -231,7 +231,7 @@ def _load_dict(content: bytes) -> dict:
     """Returns a pickled dict with str keys; Python 3 reads keys written by Python 2 as bytes."""
     value = load_pickle(io.BytesIO(content))
     if not isinstance(value, dict):
-        raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")
+        raise ValueError(f"a pickle contains a {type(value).__name__}, not a dict")
     entries = {}
     for key, entry in value.items():
         entries[key.decode("latin1") if isinstance(key, bytes) else key] = entry

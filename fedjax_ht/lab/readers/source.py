@@ -92,8 +92,8 @@ def named_in(name: str, options: ReadOptions) -> ReadOptions:
     prefix, path, *names = name.split(":")
     if len(names) > 2:
         raise ValueError(
-            f"{len(names)} columns are named, {', '.join(names)}; name a label and a group at "
-            "most, as PATH:LABEL:GROUP"
+            f"{len(names)} columns are named, {', '.join(names)}; name at most a label and "
+            "a group, as PATH:LABEL:GROUP"
         )
     for role, column in zip(("label", "group"), names):
         other = getattr(options, role)
@@ -158,7 +158,7 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     for field in ("label", "features", "group"):
         if not reading.label and getattr(options, field):
             raise ValueError(
-                f"{field} is {getattr(options, field)!r}, but {name} has no columns with names"
+                f"{field} is {getattr(options, field)!r}, but {name} has no named columns"
             )
     if not all(each.is_usual for each in reading.left_out):
         line = f"left out: {listed(list(map(str, reading.left_out)), 20)}"
@@ -176,8 +176,8 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
         return Dataset(name, inputs, raw.labels, names, **fields)
     if raw.targets is None:
         raise ValueError(
-            f"task is {options.task!r}, but the labels of {name} are classes; tables, npz:, hf: "
-            "and masks: have targets of other tasks"
+            f"task is {options.task!r}, but the labels of {name} are classes; only tables, "
+            "npz:, hf: and masks: have other targets"
         )
     if options.task == "regression":
         return regression_dataset(name, inputs, raw.targets, **fields)
@@ -248,7 +248,7 @@ IMAGENET_MOMENTS = Moments(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 SHIPPED = Path(__file__).parent / "shipped"
 """Folder of the data sets in the package."""
 
-IN_PACKAGE = "it is part of the package, and nothing is to be downloaded"
+IN_PACKAGE = "it is part of the package; nothing to download"
 
 
 class File(NamedTuple):

@@ -35,7 +35,7 @@ from fedjax_ht.lab.safe import limits
 
 pc: Any = pyarrow.compute  # its functions are made at import, unknown to type checkers
 
-FILL = "fill in such values, or leave out the row or the column"
+FILL = "fill in these values, or drop the row or column"
 _IMAGES = ("image", "images", "img", "imgs")
 """Lower-case names of image columns; other columns of arrays are judged by their values."""
 
@@ -102,8 +102,8 @@ def table_raw(
     if roles.group:
         if groups is not None:
             raise ValueError(
-                f"every file of the folder is a client, and column {roles.group!r} is called like "
-                f"a group; {leave_out(roles.group)}, or put the files into one"
+                f"every file of the folder is a client, and column {roles.group!r} is named like "
+                f"a group; {leave_out(roles.group)}, or merge the files"
             )
         codes = codes_of(roles.group, columns[roles.group], place)
         groups, group_names = _groups(roles.group, codes)
@@ -201,8 +201,8 @@ def _kind(names: Sequence[str], features: Sequence[Any]) -> str:
     most = max(present, key=lambda kind: len(kinds[kind]))
     example = kinds["arrays"][:1] or kinds[most][:5]
     raise ValueError(
-        f"its columns are {parts}; a sample is of one kind, and of one array: name the columns "
-        f"that are meant, as features={example}, or make text numbers"
+        f"its columns are {parts}; a sample has one kind, and one array: name the feature "
+        f"columns, as features={example}, or convert text to numbers"
     )
 
 
@@ -229,7 +229,7 @@ def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) ->
     """
     column = _plain(name, column)
     if pa.types.is_nested(column.type):
-        raise ValueError(f"column {name!r} holds {column.type}; name one with a value a row")
+        raise ValueError(f"column {name!r} holds {column.type}; name one with one value per row")
     encoded = column.combine_chunks().dictionary_encode()
     texts = [str(value).strip() for value in encoded.dictionary.to_pylist()]
     limits.keep("a column", len(texts), limits.CLASSES, "classes or groups")
@@ -288,7 +288,7 @@ def _values(
     if not is_text and not is_list:
         held = "no values" if pa.types.is_null(kind) else str(kind)
         raise ValueError(
-            f"column {name!r} holds {held}; make it numbers, or text, or leave the column out"
+            f"column {name!r} has {held}; convert it to numbers or text, or drop the column"
         )
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -305,13 +305,13 @@ def _arrays(name: str, column: pa.ChunkedArray) -> np.ndarray:
         lengths = pc.unique(pc.list_value_length(flat)).to_pylist()
         if len(lengths) != 1 or flat.null_count:
             raise ValueError(
-                f"column {name!r} holds arrays of several lengths; samples are of one shape"
+                f"column {name!r} has arrays of several lengths; all samples need one shape"
             )
         sides.append(lengths[0])
         flat = flat.flatten()
     x = flat.to_numpy(zero_copy_only=False)
     if x.dtype.kind not in "iuf":
-        raise ValueError(f"column {name!r} holds lists of {flat.type}; make them numbers")
+        raise ValueError(f"column {name!r} has lists of {flat.type}; convert them to numbers")
     return x.reshape(len(column), *sides)
 
 
@@ -322,7 +322,7 @@ def _images(
     for row, image in enumerate(column):
         content = image.as_py() and image.as_py()["bytes"]
         if content is None:
-            raise ValueError(f"{place(row)} has no image in column {name!r}; leave out the row")
+            raise ValueError(f"{place(row)} has no image in column {name!r}; drop the row")
         images.append(decode(f"of {place(row)} in column {name!r}", content, size, as_shown=True))
     return Pile(enumerate(images), None).stack(range(len(images)))
 
@@ -351,8 +351,8 @@ def _spelt_numbers(name: str, column: pa.ChunkedArray, table: Table) -> np.ndarr
         if spelling(cell).lower() in MISSING:
             raise ValueError(f"{table.place(row)} has no value in column {name!r}; {FILL}")
         raise ValueError(
-            f"column {name!r} holds text, {short(cell)} in {table.place(row)}; make it numbers, or "
-            "leave the column out"
+            f"column {name!r} has text, {short(cell)} in {table.place(row)}; convert it to "
+            "numbers, or drop the column"
         )
     return np.array(numbers)
 
@@ -378,8 +378,8 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
     except pa.ArrowException:
         kinds = sorted({type(value).__name__ for value in values if value is not None})
         raise ValueError(
-            f"column {name!r} holds {' and '.join(kinds)}; make it numbers, or text, or leave the "
-            "column out"
+            f"column {name!r} has {' and '.join(kinds)}; convert it to numbers or text, or drop "
+            "the column"
         ) from None
 
 
@@ -396,8 +396,8 @@ def _labels(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     bad = np.flatnonzero(~((labels >= 0) & (labels < len(names))))
     if bad.size:
         raise ValueError(
-            f"column {name!r} has {labels[bad[0]]} in {table.place(int(bad[0]))}, which is none of "
-            f"its {len(names)} classes, as samples without a label have; leave such rows out"
+            f"column {name!r} has {labels[bad[0]]} in {table.place(int(bad[0]))}, which is not one "
+            f"of its {len(names)} classes, as in samples without a label; drop these rows"
         )
     return labels.astype(np.int64), names
 
@@ -416,14 +416,12 @@ def _targets(table: Table, names: Sequence[str], are_spelt: bool) -> np.ndarray:
         else:
             values = _values(name, column, table.place, None)
         if not isinstance(values, np.ndarray) or values.ndim > 1:
-            raise ValueError(f"target {name!r} holds no numbers; name another column, or make some")
+            raise ValueError(f"target {name!r} has no numbers; name another column, or convert it")
         targets[:, i] = values
         bad = np.flatnonzero(~np.isfinite(targets[:, i]))
         if bad.size:
             place = table.place(int(bad[0]))
-            raise ValueError(
-                f"{place} has {values[bad[0]]:g} in target {name!r}; leave such rows out"
-            )
+            raise ValueError(f"{place} has {values[bad[0]]:g} in target {name!r}; drop these rows")
     return targets
 
 
@@ -460,7 +458,7 @@ def _whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
     for number in numbers:
         if not number.is_integer():
             raise ValueError(
-                f"column {name!r} has {number}; classes and groups are whole numbers or texts"
+                f"column {name!r} has {number}; classes and groups are integers or strings"
             )
     return [int(number) for number in numbers]
 
@@ -480,8 +478,8 @@ def _sets(name: str, codes: Codes) -> dict[str, np.ndarray]:
     if unnamed.size:
         row = int(unnamed[0])
         raise ValueError(
-            f"column {name!r} holds {short(codes.texts[codes.places[row]])} in row {row}; it must "
-            "say train, val or test of each row"
+            f"column {name!r} has {short(codes.texts[codes.places[row]])} in row {row}; every row "
+            "must be train, val or test"
         )
     return {str(of_set): np.flatnonzero(sets == of_set) for of_set in dict.fromkeys(sets.tolist())}
 
@@ -490,8 +488,8 @@ def _clients(name: str, codes: Codes, official: Mapping[str, np.ndarray]) -> Par
     """Returns the split over clients, in the order of their numbers or names."""
     if not official:
         raise ValueError(
-            f"client is {name!r}, but no rows are called train or test: name the column that says "
-            f"so, split='SPLIT', or deal each client's rows by group={name!r} and "
+            f"client is {name!r}, but no rows are called train or test: name that column with "
+            f"split='SPLIT', or deal each client's rows by group={name!r} and "
             "partition='natural'"
         )
     owners, values = _numbered(name, codes)

@@ -42,7 +42,7 @@ _TABLE = Origin(
     "as csv:PATH:LABEL:GROUP or csv:PATH:LABEL",
 )
 _TEXT = Origin(
-    "a CSV file in UTF-8, rows of a class and one or more columns of text, or a head that names "
+    "a CSV file in UTF-8, rows of a class and one or more columns of text, or a header that names "
     "the columns",
     "name the label as text:PATH:LABEL if it is not called label",
 )
@@ -101,7 +101,7 @@ def _refuse_head(raw: Raw) -> None:
     if counts[raw.labels[0]] == 1:
         raise ValueError(
             f"class {raw.class_names[raw.labels[0]]!r} has one sample, in line 1, which looks like "
-            "a head; name the column of the labels, as text:PATH:LABEL, or leave that line out"
+            "a header; name the label column, as text:PATH:LABEL, or remove that line"
         )
 
 
@@ -170,7 +170,7 @@ def _refuse_other_columns(
         different = sorted(set(columns) ^ set(of_first))
         raise ValueError(
             f"{file.name} has other columns than {first.name}: only one of them has "
-            f"{listed(different)}; all files of a folder need the same"
+            f"{listed(different)}; all files of a folder need the same columns"
         )
 
 
@@ -228,7 +228,7 @@ def _cells(file: Path, are_texts: bool) -> pa.Table:
     text = _text(file, are_texts)
     names = [str(i + 1) for i in range(len(next(text.rows(), (0, []))[1]))]
     if are_texts and len(names) == 1:
-        raise ValueError("line 1 has 1 columns, not a class and texts")
+        raise ValueError("line 1 has 1 column, not a class and texts")
     if not names:
         raise ValueError("it has no rows")
     limits.keep("the table", len(names), limits.TABLE_COLUMNS, "columns")
@@ -268,14 +268,14 @@ def _checked_rows(text: _Text, columns: int) -> int:
 
 CSV = Source(
     name="csv:PATH",
-    about="it is a table of your own, or a folder of them, and nothing is to be downloaded",
+    about="it is your own table, or a folder of them; nothing to download",
     read=read_csv,
     origins=(_TABLE,),
     has_columns=True,
 )
 TEXT = Source(
     name="text:PATH",
-    about="it is a file of your own, or a folder of them, and nothing is to be downloaded",
+    about="it is your own file, or a folder of them; nothing to download",
     read=read_text,
     origins=(_TEXT,),
     has_columns=True,
@@ -308,7 +308,7 @@ def read_parquet(place: Path, options: ReadOptions) -> Raw:
     table = Table(
         dict(zip(data.column_names, data.columns)),
         counts=[len(data)],
-        left_out=tuple(LeftOut(0, f"column {name}", "the index of pandas", True) for name in index),
+        left_out=tuple(LeftOut(0, f"column {name}", "the pandas index", True) for name in index),
     )
     return table_raw(table, options)
 
@@ -377,7 +377,7 @@ def _decoded(column: pa.Array) -> int:
 
 PARQUET = Source(
     name="parquet:PATH",
-    about="it is a table of your own, and nothing is to be downloaded",
+    about="it is your own table; nothing to download",
     read=read_parquet,
     origins=(_PARQUET_ORIGIN,),
     has_columns=True,
@@ -388,7 +388,7 @@ _TOPIC_NUMBERS = ("1", "2", "3", "4")  # of the classes, in order
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 _AG_NEWS = Origin(
     "ag_news/train.csv and ag_news/test.csv, rows of class (1 to 4), title and description",
-    "take them out of the authors' ag_news_csv.tar.gz",
+    "extract them from the authors' ag_news_csv.tar.gz",
     fetched=False,
     folders=("ag_news", "ag_news_csv"),
 )
@@ -411,14 +411,14 @@ def read_ag_news(*files: Path, options: ReadOptions) -> Raw:
 
 AG_NEWS = Source(
     name="ag_news",
-    about="its authors' folder has no address that a program could ask; put its train.csv and "
+    about="its authors' folder has no download address; put its train.csv and "
     "test.csv into DIR/ag_news",
     read=read_ag_news,
     origins=tuple(_AG_NEWS._replace(names=(file,)) for file in ("train.csv", "test.csv")),
 )
 AG_NEWS_TEST = Source(
     name="ag_news_test",
-    about="as for ag_news; test.csv alone serves",
+    about="as for ag_news; test.csv alone is enough",
     read=read_ag_news,
     origins=(
         _AG_NEWS._replace(names=("ag_news_test.csv", "test.csv"), folders=(*_AG_NEWS.folders, "")),

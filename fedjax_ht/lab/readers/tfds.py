@@ -38,7 +38,7 @@ def read_tfds(folder: Path, options: ReadOptions, splits: Mapping[str, str] = _S
     if len(prepared) > 1:
         names = ", ".join(path.relative_to(folder.parent).as_posix() for path in prepared)
         raise ValueError(
-            f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION"
+            f"{len(prepared)} prepared versions ({names}); name one as tfds:NAME:VERSION"
         )
     for path in files_below(prepared[0]):  # rejects pipes: tensorflow-datasets opens all by itself
         open_regular(path).close()

@@ -128,7 +128,7 @@ class Tokenizer:
         with needing("a tokenizer"):
             import tokenizers
         self._path = path
-        with in_one_line(f"{path} is no tokenizer"):
+        with in_one_line(f"{path} is not a tokenizer"):
             content = read_whole(path, limits.TEXT_BYTES).decode()
             if path.suffix == ".json":
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
@@ -157,9 +157,7 @@ class Tokenizer:
         with in_one_line(f"{self._path} cannot encode the texts"):
             special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
             if length is not None and length <= special:
-                raise ValueError(
-                    f"text_length {length} has room for {special} special tokens alone"
-                )
+                raise ValueError(f"text_length {length} only has room for {special} special tokens")
             self._tokenizer.no_padding()
             if length is None:
                 self._tokenizer.no_truncation()
@@ -171,7 +169,7 @@ class Tokenizer:
         highest = max((max(row, default=0) for row in rows), default=0)
         if highest >= len(self.pieces):
             raise ValueError(
-                f"{self._path}: it adds a token of id {highest}, and its vocabulary has "
+                f"{self._path}: it adds a token with id {highest}, but its vocabulary has "
                 f"{len(self.pieces)}"
             )
         return rows
@@ -236,7 +234,7 @@ def _compare(content: dict[str, Any], settings: dict[str, Any], added: Sequence[
         asked = settings.get(name)
         if isinstance(has, bool) and isinstance(asked, bool) and has != asked:
             raise ValueError(
-                f"tokenizer_config.json has {name} {asked}, and this file {has}; make them equal"
+                f"tokenizer_config.json has {name} {asked}, but this file {has}; make them equal"
             )
 
 
