@@ -172,7 +172,7 @@ def test_images_are_normalised_by_the_moments_of_their_set_or_imagenets(name, ki
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("dataset", "normalisation is 'dataset', but no moments of toy are known"),
+        ("dataset", "normalisation is 'dataset', but the moments of toy are unknown"),
         ("imagenet", "'imagenet', which needs images of three channels; a sample of toy is"),
     ],
 )

@@ -179,8 +179,8 @@ def _first_sets(paths: Collection[tuple[str, ...]]) -> dict[str, str]:
         return {}  # a class with the name of a set, such as a train among vehicles
     if flat := [folder for folder in named if folder not in deep]:
         raise ValueError(
-            f"{listed(flat)} holds images like a class but is named like a set; a set has a folder "
-            "for each class, SET/CLASS/IMAGE; read a single set as folder:PATH/SET"
+            f"{listed(flat)} would be a class by its images but is named like a set; a set has a "
+            "folder for each class, SET/CLASS/IMAGE; read a single set as folder:PATH/SET"
         )
     beside = sorted(firsts - set(named))
     if beside and len(named) == 1:

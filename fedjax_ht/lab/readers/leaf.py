@@ -256,7 +256,7 @@ def _letters(owner: str, x: list, y: list) -> tuple[np.ndarray, np.ndarray]:
     """
     for texts, length in ((x, LENGTH), (y, 1)):
         if not all(type(text) is str and len(text) == length for text in texts):
-            raise ValueError(f"{owner} has a text without exactly {length} characters")
+            raise ValueError(f"{owner} has a text of other than {length} characters")
     # 0 for characters that LEAF lacks; the last entry is for all characters beyond ASCII
     code = np.zeros(129, np.uint8)
     code[list(map(ord, LETTERS))] = np.arange(1, len(LETTERS) + 1)

@@ -91,22 +91,22 @@ GOOD = {"x": SMALL[:2], "y": np.array([0, 1])}
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        (_samples(_pairs(0, ([1, 2], 2))), "texts of 2 to 6 tokens, padding counted"),
-        (_samples(_pairs(1, ([1] * 6, 5))), "a length that is not that of its text"),
-        (_samples(_pairs(1, ([1] * 6, 7))), "a length that is not that of its text"),
+        (_samples(_pairs(0, ([1, 2], 2))), "texts of 2 to 6 tokens, including padding"),
+        (_samples(_pairs(1, ([1] * 6, 5))), "a length that differs from its text's"),
+        (_samples(_pairs(1, ([1] * 6, 7))), "a length that differs from its text's"),
         (_samples(_pairs(1, ([-1] + [0] * 5, 1))), "tokens below 0"),
         (_samples(_pairs(1, ([1 << 40] + [0] * 5, 1))), "beyond int32"),
-        (_samples(_pairs(1, (["a" * 1000] * 6, 6))), "something else than pairs"),
-        (_samples(_pairs(1, ([[1]] * 6, 6))), "something else than pairs"),
-        (_samples(_pairs(1, ("abcdef", 6))), "something else than pairs"),
-        (_samples(_pairs(1, ([1] * 6, "6"))), "something else than pairs"),
-        (_samples(objects([1, 2, 3, 4, 5, 6])), "something else than pairs"),
+        (_samples(_pairs(1, (["a" * 1000] * 6, 6))), "something other than pairs"),
+        (_samples(_pairs(1, ([[1]] * 6, 6))), "something other than pairs"),
+        (_samples(_pairs(1, ("abcdef", 6))), "something other than pairs"),
+        (_samples(_pairs(1, ([1] * 6, "6"))), "something other than pairs"),
+        (_samples(objects([1, 2, 3, 4, 5, 6])), "something other than pairs"),
         (_samples(TOKENS - 1), "the token -1"),
         (_samples(3 * KINDS["units"][0] * np.nan), "NaN"),
         (_samples(TOKENS > 0), "x is bool (6, 6), neither floats nor integers"),
         (_samples(TOKENS[:, None, None]), "x is int64 (6, 1, 1, 6), neither floats nor integers"),
-        (_samples(SMALL + 1.5), "x runs from 1.5"),
-        (_samples(SMALL * np.nan), "x runs from nan"),
+        (_samples(SMALL + 1.5), "x ranges from 1.5"),
+        (_samples(SMALL * np.nan), "x ranges from nan"),
         (_samples(np.zeros((2, 5, 4, 4), np.uint8)), "shape (2, 5, 4, 4)"),
         ({"data": GOOD | {"y": np.array([0])}}, "data is not a dict of x, n samples, and integer"),
         ({"data": GOOD["x"]}, "data is not a dict of x, n samples, and integer y [n]"),
@@ -157,7 +157,7 @@ def test_labels_with_gaps_are_numbered_anew_and_said(tmp_path, caplog):
 def test_clients_of_two_kinds(tmp_path):
     name = write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": LABELS})
-    refused("some clients hold rows and others texts", name)
+    refused("some clients have rows and others texts", name)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

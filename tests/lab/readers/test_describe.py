@@ -24,9 +24,9 @@ def test_all_that_a_reader_did_is_in_two_lines():
         label="kind",
         features=("age", "dose"),
         group_names=("north", "south"),
-        left_out=(LeftOut(3, "file .heic", "no kind of image that is read"),),
+        left_out=(LeftOut(3, "file .heic", "unsupported image format"),),
         converted=("1 image turned by its EXIF orientation",),
-        warnings=("column 'kind' is taken for the label",),
+        warnings=("column 'kind' is used as the label",),
     )
     dataset = fl.Dataset(
         "csv:t.csv",
@@ -42,7 +42,7 @@ def test_all_that_a_reader_did_is_in_two_lines():
         "csv:t.csv from /x/t.csv: 4 rows of 2 float32, 0 to 7.5; features age, dose; each feature "
         "standardised by the training samples; 1 image turned by its EXIF orientation",
         "2 classes by column 'kind': a, b, of 2 each; official sets: train (3), test (1); "
-        "2 groups: north, south, of 2 each; left out: 3 files .heic (no kind of image that is read)",
+        "2 groups: north, south, of 2 each; left out: 3 files .heic (unsupported image format)",
     )
     assert fl.describe(subset(dataset, 3, 0)).left_out == reading.left_out
     assert Reading.from_json(reading.to_json()) == reading

@@ -36,7 +36,7 @@ def test_a_download_lies_where_the_reader_looks(tmp_path, server, pair):
     assert len(lines) == 2 and f"{server.home}train.bin, 400,000 bytes" in lines[0]
     assert server.requests == ["train.bin", "test.bin"]
     assert get("pair", tmp_path / "data", lines.append, pair) == paths  # does nothing
-    assert len(server.requests) == 2 and lines[2].startswith("pair is there: ")
+    assert len(server.requests) == 2 and lines[2].startswith("pair already exists: ")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
@@ -113,7 +113,7 @@ def test_another_file_of_the_name_is_not_replaced(tmp_path, server, pair):
 
 def test_no_such_file_and_no_connection(tmp_path, server, pair):
     del server.content["test.bin"]
-    assert "test.bin: the server answers 404" in error_of(OSError, "pair", tmp_path, print, pair)
+    assert "test.bin: the server answered 404" in error_of(OSError, "pair", tmp_path, print, pair)
     assert files(tmp_path) == {"pair/train.bin": TRAIN}  # stays
     pair = {"pair": dataclasses.replace(pair["pair"], home="http://127.0.0.1:9/")}
     message = error_of(OSError, "pair", tmp_path, print, pair)
@@ -146,7 +146,7 @@ def test_a_server_of_another_kind(tmp_path, server, answer, reason):
 
 def test_names_without_an_address_say_so(tmp_path):
     assert "part of the package" in error_of(ValueError, "fashion_mnist_10k", tmp_path)
-    assert "a file of your own" in error_of(ValueError, "npz:x.npz", tmp_path)
+    assert "your own file" in error_of(ValueError, "npz:x.npz", tmp_path)
 
 
 def test_every_name_is_listed(tmp_path):

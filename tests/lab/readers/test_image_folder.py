@@ -53,7 +53,7 @@ def test_a_class_may_be_called_train(tmp_path, caplog):
     write_images(tmp_path, "bus", "car", "train")
     assert load_dataset(f"folder:{tmp_path}").class_names == ("bus", "car", "train")
     (line,) = caplog.messages
-    assert line.endswith("class train is called like a set, and is read as a class")
+    assert line.endswith("class train is named like a set but is read as a class")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_class_may_be_called_train(tmp_path, caplog):
         (("Training", "Testing"), "Testing, Training would be a class by its images"),
         (("a/train", "a/test"), "test, train would be a class by its images"),
         (("train/ant", "train/bee", "test"), "test would be a class by its images"),
-        (("train/ant", "train/bee", "bus"), "train is called like a set and has folders in it"),
-        (("train/ant", "training/ant"), "train and training are both called like a set to train"),
+        (("train/ant", "train/bee", "bus"), "train is named like a set and has subfolders"),
+        (("train/ant", "training/ant"), "train and training are both named like a set to train"),
         (("ant/train", "ant/test", "bee/train", "bee/test"), "each have the folders test, train"),
         (("fold1/ant", "fold1/bee", "fold2/ant", "fold2/bee"), "each have the folders ant, bee"),
         (("train/dev", "train/test", "test/dev", "test/train"), "classes would be dev, test"),
@@ -90,12 +90,12 @@ def test_nothing_is_left_out_in_silence(tmp_path, caplog):
         (line,) = caplog.messages
         caplog.clear()
     for part in (
-        "1 file without an ending (no kind of image that is read)",
-        "2 files .heic (no kind of image that is read)",
+        "1 file without an ending (unsupported image format)",
+        "2 files .heic (unsupported image format)",
         "1 file .txt",
-        "2 images in extra/fly (in no folder of a class)",
-        "2 images in train (in no folder of a class)",
-        "1 image outside of folders (in no folder of a class)",
+        "2 images in extra/fly (not in a class folder)",
+        "2 images in train (not in a class folder)",
+        "1 image outside of folders (not in a class folder)",
     ):
         assert part in line and part in fl.describe(dataset).lines[1]
     assert len(dataset.labels) == 8

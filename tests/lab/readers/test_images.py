@@ -29,8 +29,8 @@ def test_image_size_is_checked(size):
 
 EMBEDDED = ("fashion_mnist_10k", "har_10persons", "har_30persons")
 UNFETCHED = {
-    "ag_news": "take them out of the authors' ag_news_csv.tar.gz",
-    "ag_news_test": "take them out of the authors' ag_news_csv.tar.gz",
+    "ag_news": "extract them from the authors' ag_news_csv.tar.gz",
+    "ag_news_test": "extract them from the authors' ag_news_csv.tar.gz",
 } | dict.fromkeys(("svhn", "flowers102", "food101"), "pip install 'fedjax_ht[tfds]'")
 PLAIN = [name for name in dataset_names() if ":" not in name and name not in EMBEDDED]
 

@@ -109,20 +109,20 @@ class Lazy:
 GAPS = np.array([None, *AGE[1:]], object)
 FAULTS = {
     "row 0 has nan in column 'gap'; fill in": frame(gap=GAPS),
-    "column 'when' holds date32": frame(when=np.full(COUNT, "2020-01-01", "datetime64[D]")),
-    "texts hospital, numbers age, dose; a sample is of one kind": frame(hospital=HOSPITAL),
+    "column 'when' has date32": frame(when=np.full(COUNT, "2020-01-01", "datetime64[D]")),
+    "texts hospital, numbers age, dose; a sample has one kind": frame(hospital=HOSPITAL),
     "row 0 has no value in column 'outcome'": frame(outcome=GAPS),
-    "column 'none' holds no values; make it": frame(none=np.full(COUNT, None)),
+    "column 'none' has no values; convert it": frame(none=np.full(COUNT, None)),
     "row 1 of column 'rows' is a NoneType; give": frame(rows=[np.zeros(3), None] * 15),
     "the frame is a numpy.ndarray; it must be a pandas.DataFrame": np.zeros((3, 3)),
-    "of a lazy one give frame.collect()": Lazy(),
+    "collect a lazy frame with frame.collect()": Lazy(),
 }
 
 NAMED = {
     "label='LABEL'; the columns are age, dose, outcome": {},
     "features is 'age'; it must be a list, each a string": {"label": "outcome", "features": "age"},
     "unknown split column 'parts'": {"label": "outcome", "split": "parts"},
-    "column 'dose' holds '": {"label": "outcome", "split": "dose"},
+    "column 'dose' has '": {"label": "outcome", "split": "dose"},
     "client is 'dose', but no rows are called train": {"label": "outcome", "client": "dose"},
     "text_length is 9, but frame has no texts": {"label": "outcome", "text_length": 9},
 }
@@ -136,7 +136,7 @@ def test_parts_of_a_concatenation_need_the_same_classes():
 
     assert joined(["cat", "dog"], ["cat", "dog"]).class_names == ("cat", "dog")
     assert joined(["cat", "dog"], None).class_names == ("0", "1")
-    with pytest.raises(ValueError, match="parts have other classes, or another order"):
+    with pytest.raises(ValueError, match="parts have different classes, or order them"):
         joined(["cat", "dog"], ["dog", "cat"])
 
 
@@ -188,14 +188,17 @@ class Broken(list):
 TORCH = {
     "the label of item 0 is a NoneType": [(np.zeros(3), None)],
     "the sample of item 0 has 1 masked values": [(np.ma.array([0.0, 1], mask=[0, 1]), 0)],
-    "sample 79 differs when it is read again": Flipped([0] * 80),
+    "sample 79 differs when read again": Flipped([0] * 80),
     "item 0 cannot be read: image file is truncated": Broken([0]),
     "it must have a length and samples by index": iter([1]),
     "item 0 is a tuple; it must be a pair": [(1, 2, 3)],
     "torch has no samples": [],
-    "its sets are train, extra, of which extra is not": {"train": [], "extra": []},
-    "torch: its parts have other classes": {"train": Pairs([(1, 0)]), "test": Swapped([(1, 0)])},
-    "sample 0 differs when it is read again, as of a random transform": Jittered([0, 0]),
+    "its sets are train, extra; extra is not": {"train": [], "extra": []},
+    "torch: its parts have different classes": {
+        "train": Pairs([(1, 0)]),
+        "test": Swapped([(1, 0)]),
+    },
+    "sample 0 differs when read again, as with a random transform": Jittered([0, 0]),
     "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
     "sample 0 is a str; it must be a tensor": [("text", 0)],
 }
@@ -228,9 +231,9 @@ def transformed() -> HuggingFace:
 PICTURES = pixels(6, 8, 8, 3)
 HF = {
     "it is a list; it must be a datasets.Dataset": [1, 2],
-    "column 'label' has -1 in row 2, which is none": hugging_face(PICTURES, (0, 1, -1, 1, 0, 1)),
+    "column 'label' has -1 in row 2, which is not one": hugging_face(PICTURES, (0, 1, -1, 1, 0, 1)),
     "the images have 2 sizes, from (8, 8)": hugging_face([*PICTURES[:3], *pixels(3, 9, 8, 3)]),
-    "it has a transform of its own (set_transform)": transformed(),
+    "it has its own transform (set_transform)": transformed(),
     "row 5 has no image in column 'image'": hugging_face([*PICTURES[:5], None]),
 }
 
@@ -264,7 +267,7 @@ def test_parquet(tmp_path):
     dataset = load_dataset("parquet:own.parquet:outcome", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, np.stack([AGE, DOSE], 1).astype(np.float32))
     (left_out,) = dataset.reading.left_out
-    assert str(left_out) == "column __index_level_0__ (the index of pandas)"
+    assert str(left_out) == "column __index_level_0__ (the pandas index)"
     files = [{"bytes": encoded(image), "path": None} for image in PICTURES]
     table = pa.table({"image": files, "label": [0, 1] * 3})
     parquet.write_table(table, tmp_path / "hub.parquet")  # as the hub of Hugging Face has images
@@ -372,12 +375,12 @@ def test_a_folders_images_by_path_are_not_opened(tmp_path):
     "file, content, message",
     [
         ("state.json", {"_data_files": [{"filename": "../private.arrow"}]}, "names data outside"),
-        ("state.json", {"_data_files": [{"filename": "/etc/passwd"}]}, "names data outside of its"),
-        ("state.json", {"_data_files": [{"filename": ".."}]}, "names data outside of its folder"),
+        ("state.json", {"_data_files": [{"filename": "/etc/passwd"}]}, "names data outside its"),
+        ("state.json", {"_data_files": [{"filename": ".."}]}, "names data outside its folder"),
         ("state.json", {"_data_files": [{}]}, "lists no files of data"),
         ("state.json", {"_data_files": 3}, "lists no files of data"),
         ("state.json", [], "lists no files of data"),
-        ("dataset_dict.json", {"splits": ["../other"]}, "names data outside of its folder"),
+        ("dataset_dict.json", {"splits": ["../other"]}, "names data outside its folder"),
     ],
 )
 def test_a_folder_of_save_to_disk_names_its_own_files(file, content, message, tmp_path):
@@ -411,7 +414,7 @@ def test_compressed_files_of_a_folder_are_not_decoded(tmp_path, kind):
 def test_parquet_columns_of_one_name_are_refused(tmp_path):
     table = pa.Table.from_arrays([AGE, DOSE, np.arange(COUNT) % 3], ["dose", "dose", "label"])
     parquet.write_table(table, tmp_path / "own.parquet")
-    refused("dose, dose, label; each needs a name of its own", "parquet:own.parquet", tmp_path)
+    refused("dose, dose, label; each needs its own name", "parquet:own.parquet", tmp_path)
 
 
 def test_damaged_parquet_is_one_line(tmp_path):

@@ -94,25 +94,25 @@ def test_new_users_have_no_clients(tmp_path):
     ("content", "message"),
     [
         (b"", "Expecting value"),
-        (b"[1]", "no object with users and user_data"),
+        (b"[1]", "not an object with users and user_data"),
         (b'{"users": ["\xc3"]}', "can't decode byte"),
         (b'{"users": ["a", "a"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
         (b'{"users": ["a"], "user_data": {"a": [1]}}', "'a' must have as many samples x as"),
         (b'{"users": ["a"], "user_data": {"a": {"x": [], "y": [0]}}}', "as many samples x as"),
         (leaf(a=[(DARK, 0), (DARK[1:], 0)]), "user 'a' has samples of several lengths"),
-        (leaf(a=[(DARK[1:], 0)]), "some users hold images and others rows"),
+        (leaf(a=[(DARK[1:], 0)]), "some users have images and others rows"),
         (leaf(a=[(None, 0)]), "neither texts nor lists"),
-        (leaf(a=[([True] * 784, 0)]), "neither texts nor numbers"),
+        (leaf(a=[([True] * 784, 0)]), "neither only texts nor only numbers"),
         (leaf(a=[([2.0] * 784, 0)]), "pixels from 2 to 2; they must be floats in [0, 1] or"),
         (leaf(a=[([float("nan")] * 784, 0)]), "pixels from nan to nan"),
         (leaf(a=[([10**30] * 784, 0)]), "'a'"),
         (leaf(a=[(DARK, -1)]), "user 'a': labels run from -1"),
         (leaf(a=[(DARK, "0")]), "user 'a': labels are"),
-        (leaf(a=[("short", "t")]), "user 'a' has a text that is not of 80 characters"),
-        (leaf(a=[("x" * 80, "to")]), "user 'a' has a text that is not of 1 characters"),
-        (leaf(a=[("x" * 80, "t"), ("x" * 80, 1)]), "user 'a' has a text that is not of 1"),
-        (leaf(a=[("x" * 80, "t")]), "some users hold images and others letters"),
-        (leaf(a=[(["x", "y"], 0)]), "rows of 2 texts; those of a tweet are 5"),
+        (leaf(a=[("short", "t")]), "user 'a' has a text of other than 80 characters"),
+        (leaf(a=[("x" * 80, "to")]), "user 'a' has a text of other than 1 characters"),
+        (leaf(a=[("x" * 80, "t"), ("x" * 80, 1)]), "user 'a' has a text of other than 1"),
+        (leaf(a=[("x" * 80, "t")]), "some users have images and others letters"),
+        (leaf(a=[(["x", "y"], 0)]), "rows of 2 texts; a tweet has 5"),
         (leaf(a=[([], 0)]), "user 'a'"),
     ],
 )
@@ -159,7 +159,7 @@ def test_shakespeare(shakespeare, caplog):
     assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
     names = [dataset.class_names[label] for label in dataset.labels]
     assert names == ["o", "newline", "space", "w", "A"]
-    assert "left out: 1 sample (their next character is none of LEAF's 80)" in caplog.text
+    assert "left out: 1 sample (their next character is not one of LEAF's 80)" in caplog.text
     assert dataset.groups.tolist() == [0, 0, 1, 0, 1]
     assert sets(dataset) == {"train": [0, 1, 2], "test": [3, 4]}
     expected = [[[0, 1], [], [3]], [[2], [], [4]]]

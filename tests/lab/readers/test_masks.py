@@ -70,7 +70,7 @@ def test_what_is_refused(tmp_path):
     write(tmp_path, "a", image, mask)
     refused("its labels are masks; set task to 'per-pixel'", f"masks:{tmp_path}")
     write(tmp_path, "b", image)
-    read_refused("2 images and 1 masks; without the other are b", tmp_path)
+    read_refused("2 images and 1 masks; unmatched: b", tmp_path)
     write(tmp_path, "b", None, np.stack([mask] * 3, -1))
     read_refused("mask masks/b.png cannot be decoded (mode RGB", tmp_path)
     (tmp_path / "masks" / "b.png").write_bytes(b"no image")

@@ -69,7 +69,7 @@ def test_har(tmp_path, kind, folder):
 
 SIGNAL, LINE = "train/Inertial Signals/body_acc_y_train.txt", "1 " * 128 + "\n"
 HAR_DAMAGE = {  # message -> the file and its content
-    "train: labels run from 0 to 0, not in 1 to 6": ("train/y_train.txt", "0\n" * 6),
+    "train: labels range from 0 to 0, not 1 to 6": ("train/y_train.txt", "0\n" * 6),
     "train: persons run from 31 to 31, not in 1": ("train/subject_train.txt", "31\n" * 6),
     "subject_test.txt has 3 rows for 4 labels": ("test/subject_test.txt", "1\n" * 3),
     "y_test.txt: could not convert string '2.5'": ("test/y_test.txt", "1\n2.5\n1\n1\n"),
@@ -191,8 +191,12 @@ ROW, SHORT = "1 4 " + "1 " * 52 + "\n", "1 " * 54 + "\n" + "1 " * 49 + "\n"
 PAMAP2_DAMAGE = {
     "a file is missing": ("Optional/subject108.dat", None, "1 of 14 recordings are missing"),
     "a short row": ("Protocol/subject102.dat", SHORT, "invalid column index 49 at row 2 with 49"),
-    "activity": ("Protocol/subject102.dat", "1 25 " + "1 " * 52, "an activity is none of 0 to 24"),
-    "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is none of 0"),
+    "activity": (
+        "Protocol/subject102.dat",
+        "1 25 " + "1 " * 52,
+        "an activity is not within 0 to 24",
+    ),
+    "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is not within 0"),
     "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "a signal is infinite"),
 }
 

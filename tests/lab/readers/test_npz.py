@@ -42,7 +42,9 @@ def test_floats_that_are_no_steps_of_bytes_are_kept(tmp_path, caplog, kind):
     np.testing.assert_array_equal(dataset.inputs, x.astype(np.float32))
     lines = [line for line in caplog.messages if "kept as floats" in line]
     assert len(lines) == len(caplog.messages) == is_doubtful
-    assert all("Call it images if it is, or inputs to end this line" in line for line in lines)
+    assert all(
+        "Call it images if it is, or inputs to silence this warning" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -196,9 +198,9 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
     ("arrays", "reason"),
     [
         # bytes and floats that may be no images
-        ({"x": pixels(30, 128, 9), "y": Y}, "bytes of other proportions than an image's; call it"),
+        ({"x": pixels(30, 128, 9), "y": Y}, "bytes without an image's proportions; call it"),
         ({"x": pixels(30, 144), "y": Y}, "rows of pixels need images.reshape(-1, H, W, C)"),
-        ({"x": PHOTOS.astype(float), "y": Y}, "of whole numbers from 0 to 255; give images as"),
+        ({"x": PHOTOS.astype(float), "y": Y}, "of integers from 0 to 255; give images as"),
         ({"x": PHOTOS > 9, "y": Y}, "call it images if it is, where True becomes 255, or"),
         ({"x": SIGNALS > 0}, "x is bool (4, 16, 9); call it images"),
         ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
@@ -209,12 +211,15 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         (photos(PHOTOS // 16 / 1.0), "divide by the maximum, for floats in [0, 1]"),
         (photos(BYTES - 1.5, [0, 1]), "from -1.5"),
         # names
-        (named("x", "images", "y"), "its arrays x and images may both be the samples; leave one"),
+        (named("x", "images", "y"), "its arrays x and images may both be the samples; remove one"),
         (named("x", "y", "labels"), "its arrays y and labels may both be the labels"),
-        (named("arr_0", "arr_1"), "are arr_0, arr_1, of which none, or not all, are samples"),
-        (named("x_train", "x_test", "y_train"), "samples of train and test, and labels of train;"),
-        (named("x", "y_train"), "samples of , and labels of train"),
-        (named("x_test", "y_test"), "of which none, or not all, are samples"),
+        (named("arr_0", "arr_1"), "are arr_0, arr_1; none, or not all, are samples"),
+        (
+            named("x_train", "x_test", "y_train"),
+            "samples for train and test, and labels for train;",
+        ),
+        (named("x", "y_train"), "samples for , and labels for train"),
+        (named("x_test", "y_test"), "none, or not all, are samples"),
         ({"images": BYTES, "names": [0, 1]}, "its arrays are images, names"),
         # values and shapes
         ({"x": SIGNALS * np.inf}, "x has values that are NaN, infinite"),
@@ -244,7 +249,7 @@ def test_other_arrays_are_refused_in_one_line(tmp_path, arrays, reason):
     name = saved(tmp_path, **({} if has_labels else {"y": OWN_LABELS}) | arrays)
     message = load_error(ValueError, name)
     assert message.startswith(str(tmp_path / "own.npz")) and reason in message
-    assert "or inputs=... for what is no image" in message
+    assert "or inputs=... if they are not images" in message
 
 
 def test_no_npz(tmp_path):
@@ -262,4 +267,4 @@ def test_columns_have_names(tmp_path):
     assert named.reading.features == ("u", "v")
     for names in (["u", "u"], ["u", "v", "w"]):
         name = saved(tmp_path, **arrays, column_names=names)
-        refused("different names, and a sample is [2]", name)
+        refused("different names, but a sample is [2]", name)

@@ -39,12 +39,12 @@ def test_columns_that_are_found_are_said_and_those_that_are_named_are_not(tmp_pa
     name = write_table(tmp_path / "t.csv", "a,b,Target,person", *VALUES.T, LABELS, LABELS // 2)
     dataset = load_dataset(name)
     (line,) = caplog.messages
-    assert f"{name}: column 'Target' is taken for the label, and a, b for features;" in line
-    assert line.endswith(f"{name}:Target:person names it and ends this line")
+    assert f"{name}: column 'Target' is used as the label, and a, b as features;" in line
+    assert line.endswith(f"{name}:Target:person names it and silences this warning")
     assert features_of(dataset) == ("a", "b") and fl.describe(dataset).label == "Target"
     caplog.clear()
     load_dataset(f"{name}:Target")
-    assert "'person' is taken for the group, and is no feature" in caplog.messages.pop()
+    assert "'person' is used as the group and not as a feature" in caplog.messages.pop()
     caplog.clear()
     same = load_dataset(f"{name}:Target:person")
     again = load_dataset(name, label="Target", group="person", features=("b", "a"))
@@ -99,11 +99,11 @@ def test_y_beside_x_is_a_coordinate_and_the_label_has_another_name(tmp_path):
 @pytest.mark.parametrize(
     ("features", "reason"),
     [
-        (("a", "-b"), "name those that are, or with - before every name those that are not"),
+        (("a", "-b"), "name those to use, or prefix every name with - to name those to exclude"),
         (("c",), "unknown column 'c'"),
         (("-c",), "unknown column 'c'"),
         (("a", "label"), "column 'label' is named as a feature and as the label or group"),
-        (("-a", "-b"), "it has no column of numbers beside label"),
+        (("-a", "-b"), "it has no column of numbers besides label"),
     ],
 )
 def test_features_that_cannot_be_are_refused(table, features, reason):
@@ -155,7 +155,7 @@ def test_files_that_are_sets(tmp_path):
     dataset = load_dataset(f"csv:{tmp_path}:label")
     assert dataset.groups is None and fl.describe(dataset).splits == {"train": 60, "test": 9}
     write_table(tmp_path / "site.csv", "a,label", VALUES[:, 0], LABELS)
-    refused("Train, test are called like sets, and site are not", f"csv:{tmp_path}:label")
+    refused("Train, test are named like sets, but site are not", f"csv:{tmp_path}:label")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
     [
         ("", (TEXTS, LABELS), "column '1' has 60 classes in 60 rows"),
         ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
-        ("", (LABELS, range(ROWS), TEXTS), "column '2' has another whole number in every row"),
+        ("", (LABELS, range(ROWS), TEXTS), "column '2' has a different integer in every row"),
         ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),
     ],
 )
@@ -280,20 +280,20 @@ def test_columns_that_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name", "reason"),
     [
-        (TABLE.replace("40", ""), "", "line 3 has no value in column 'age'; fill in such values"),
+        (TABLE.replace("40", ""), "", "line 3 has no value in column 'age'; fill in these values"),
         (TABLE.replace("40", "NA"), "", "line 3 has no value in column 'age'"),
         (TABLE.replace("40", "nan"), "", "line 3 has nan in column 'age'"),
         (TABLE.replace("40", "1e99"), "", "line 3 has 1e+99 in column 'age'"),
         (TABLE.replace("no", " "), "", "line 3 has no value in column 'label'"),
-        (TABLE.replace("10", "Rome"), "", "column 'city' holds text, 'Rome' in line 4; make it"),
+        (TABLE.replace("10", "Rome"), "", "column 'city' has text, 'Rome' in line 4; convert it"),
         (TABLE.replace("3,yes", "yes"), "", "line 4 has 3 cells for 4 columns"),
         (TABLE.replace("label", "kind"), "", "no column is called label, labels, target, class"),
         (TABLE, ":lable", "unknown column 'lable'; did you mean 'label'? The columns are age"),
         (TABLE, ":label:label", "column 'label' is named twice"),
         (TABLE, ":label:city:age", "3 columns are named, label, city, age"),
-        ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are whole numbers or texts"),
-        (TABLE.replace("income", "age"), "", "each needs a name of its own"),
-        ("label\n1\n2\n", "", "it has no column of numbers beside label"),
+        ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are integers or strings"),
+        (TABLE.replace("income", "age"), "", "each needs its own name"),
+        ("label\n1\n2\n", "", "it has no column of numbers besides label"),
         ("label,a\n", "", "it has no rows"),
         ("", "", "it has no rows"),
         (TABLE.encode() + b"\xff\xfe", "", "utf-8"),

@@ -93,7 +93,7 @@ def test_the_test_set_alone(tmp_path, file):
         (b"", "it has no rows"),
         (b'"5","a","b"\n', "a class is '5', not 1 to 4"),
         (b'"1","a","b"\n"2","a"\n', "line 2 has 2 cells for 3 columns"),
-        (b'"1"\n', "line 1 has 1 columns, not a class and texts"),
+        (b'"1"\n', "line 1 has 1 column, not a class and texts"),
     ],
 )
 def test_damaged_csv(ag_news, content, message):
@@ -167,17 +167,17 @@ def test_files_that_are_no_tokenizers_are_refused(folder):
     texts = f"text:{folder.parent / 'texts.csv'}"
     for content in ("", "{}", "[" * 100_000, json.dumps({"model": {"type": "BPE"}})):
         broken.write_text(content)
-        refused("tokenizer.json is no tokenizer", texts, tokenizer=broken)
-    refused("has room for 2 special tokens alone", texts, tokenizer=folder, text_length=2)
+        refused("tokenizer.json is not a tokenizer", texts, tokenizer=broken)
+    refused("only has room for 2 special tokens", texts, tokenizer=folder, text_length=2)
     (folder / "vocab.txt").write_bytes(b"\xff\xfe")
-    refused("vocab.txt is no tokenizer: ", texts, tokenizer=folder)
+    refused("vocab.txt is not a tokenizer: ", texts, tokenizer=folder)
 
 
 # the package's PanicException is no Exception
 @pytest.mark.parametrize("error", [type("PanicException", (BaseException,), {}), RuntimeError])
 def test_errors_of_the_package_are_one_line(error):
-    line = "^x is no tokenizer: index out of range$"
-    with pytest.raises(ValueError, match=line), in_one_line("x is no tokenizer"):
+    line = "^x is not a tokenizer: index out of range$"
+    with pytest.raises(ValueError, match=line), in_one_line("x is not a tokenizer"):
         raise error("index out of range\nbacktrace")
     with pytest.raises(KeyboardInterrupt), in_one_line("x"):
         raise KeyboardInterrupt
@@ -196,7 +196,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("message", DIFFERENT)
 def test_two_files_of_a_tokenizer_agree(message):
     settings, content = DIFFERENT[message]
-    with pytest.raises(ValueError, match=f"tokenizer_config.json has {message}, and this file"):
+    with pytest.raises(ValueError, match=f"tokenizer_config.json has {message}, but this file"):
         tokens_module._compare(content, settings, ["[CLS]"])
     tokens_module._compare({"normalizer": {"lowercase": None}}, {"do_lower_case": True}, [])
 
@@ -209,7 +209,9 @@ def test_a_word_piece_has_the_special_tokens_of_its_folder(folder):
     (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
     assert Tokenizer(folder / "vocab.txt").encode(["Caf\u00e9 zzz"], 6) == [[2, 4, 1, 3]]
     (folder / "tokenizer_config.json").write_text('{"never_split": ["oil"]}')
-    with pytest.raises(ValueError, match=r"vocab.txt is no tokenizer: tokenizer_config.json has"):
+    with pytest.raises(
+        ValueError, match=r"vocab.txt is not a tokenizer: tokenizer_config.json has"
+    ):
         Tokenizer(folder / "vocab.txt")
 
 
@@ -218,7 +220,7 @@ def test_added_tokens_are_of_the_vocabulary(tmp_path):
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
     made.post_processor = tokenizers.processors.TemplateProcessing("X $A", None, [("X", 70_000)])
     made.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="adds a token of id 70000, and its vocabulary has 1"):
+    with pytest.raises(ValueError, match="adds a token with id 70000, but its vocabulary has 1"):
         Tokenizer(tmp_path / "tokenizer.json").encode(["a"], 6)
 
 
@@ -284,7 +286,7 @@ def test_a_trained_tokenizer_adds_no_special_tokens(folder, tmp_path):
 
 def test_what_is_no_text_is_refused(tmp_path):
     write(tmp_path / "a.txt", b"\xff\xfe")
-    refused("a.txt is no UTF-8 (byte 0)", "next_token:a.txt", tmp_path)
+    refused("a.txt is not UTF-8 (byte 0)", "next_token:a.txt", tmp_path)
     write(tmp_path / "b.txt", "alone")
     refused("b.txt has fewer than two", "next_token:b.txt", tmp_path)
     (tmp_path / "empty").mkdir()

@@ -17,8 +17,8 @@ READING = Reading(
     path="/x",
     features=("age", "dose & rate"),
     token_texts=("", "?", "sun", "rain"),
-    left_out=(LeftOut(2, "file .heic", "no kind of image that is read"),),
-    warnings=("column 'age' is taken for <the label>",),
+    left_out=(LeftOut(2, "file .heic", "unsupported image format"),),
+    warnings=("column 'age' is used as <the label>",),
 )
 SETS = {
     "images": {"inputs": RNG.integers(0, 255, (60, 6, 5, 3), np.uint8)},
@@ -42,7 +42,7 @@ def test_every_kind_has_samples_classes_and_values(tmp_path, kind):
     for line in fl.describe(dataset).lines:
         assert line.partition(" (")[0].replace("<", "&lt;").replace(">", "&gt;")[:40] in page
     assert re.findall("<h2>(.*?)</h2>", page) == ["What was read", "Samples", "Classes", "Values"]
-    assert "column &#x27;age&#x27; is taken for &lt;the label&gt;" in page
+    assert "column &#x27;age&#x27; is used as &lt;the label&gt;" in page
     assert "left out: 2 files .heic" in page and "<ant>" not in page
     assert 'src="http' not in page and page.count("<img ") >= (1 if kind == "texts" else 2)
     if kind == "rows":

@@ -51,7 +51,7 @@ IMAGES = {"dataset.name": "fashion_mnist_10k", "partition": partition_config("ii
     [
         ({"model.group": "htfe8"}, r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]"),
         ({"dataset.image_size": 32}, "image_size is 32, but har_10persons has no images"),
-        ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
+        ({"dataset.normalisation": "dataset"}, "the moments of har_10persons are unknown"),
         ({"training.augmentation": ("flip",)}, "training.augmentation is .* har_10persons"),
         ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
         (IMAGES, "'htfe_sen5' needs windows of at least 78 steps"),
