@@ -46,11 +46,11 @@ COMMANDS = {
     ),
     "report": Command(
         "fedjax_ht.lab.runs.report",
-        "show a run again, and write its tables, pictures and page anew",
+        "show a run again, and rewrite its tables, pictures and page",
     ),
     "merge": Command(
         "fedjax_ht.lab.runs.merge",
-        "put entries that were trained in several folders into one run",
+        "merge entries trained in several folders into one run",
         takes_words=True,
     ),
     "data": Command(

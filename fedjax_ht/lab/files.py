@@ -132,9 +132,8 @@ def refuse_links(folder: Path) -> None:
                 pending.append(entry.path)
             elif entry.is_symlink():
                 raise ValueError(
-                    f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, and nothing is "
-                    "read or written through links below a run's folder; remove it, or put there "
-                    "what it points to"
+                    f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, and links in a "
+                    "run's folder are never followed; remove it, or replace it with its target"
                 )
             elif not entry.is_file():
                 raise ValueError(f"{entry.path} is neither a file nor a folder; remove it")

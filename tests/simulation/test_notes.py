@@ -123,7 +123,7 @@ def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
     config = config_of(tiny_config)
     config.entries, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
     (line,) = notes(plan(config))
-    assert line.startswith("fedl2g: clients stay as they are in its first 50 rounds")
+    assert line.startswith("fedl2g: clients do not change in its first 50 rounds")
 
 
 GUESSING = math.log(4)

@@ -168,7 +168,7 @@ def split_words(text: str) -> list[str]:
             entries.append(entry.strip())
             entry = ""
     if entry:
-        raise ValueError("a bracket or a quote in it stands alone; write a,b or ('a', 'b')")
+        raise ValueError("it has an unmatched bracket or quote; write a,b or ('a', 'b')")
     return [entry for entry in entries if entry]
 
 
@@ -213,9 +213,7 @@ def read_config_file(named: str) -> Config:
     except (Exception, SystemExit) as error:
         raise BadConfigFile(f"{place(file, error, get_config)}: {text_of(error)}") from error
     if not callable(get_config):
-        raise BadConfigFile(
-            f"{file}, line 1: there is no function get_config(argument=None) in this file"
-        )
+        raise BadConfigFile(f"{file}, line 1: no function get_config(argument=None) in this file")
     raise BadConfigFile(
         f"{place(file, None, get_config)}: get_config returns {type(made).__name__}; it must "
         "return a Config, such as fedjax_ht.base_config()"
@@ -294,14 +292,14 @@ def undefined_field(field: str) -> str:
     """Returns the message for an undefined flag --config.FIELD."""
     named = flags.FLAGS["config"].value
     if named is None:
-        return f"--config.{field} sets a field of the config, and there is no --config=FILE"
+        return f"--config.{field} sets a field of the config, but there is no --config=FILE"
     known = list(paths(named.fields))
     if field in known:
         section = _at(named.fields, field)
         if isinstance(section, Section | Options):
             inner = section if isinstance(section, Options) else vars(section)
             return f"{field} is a section of the config; set one of its fields: {', '.join(inner)}"
-        return f"--config.{field} stands before --config=FILE, which must be the first of them"
+        return f"--config.{field} comes before --config=FILE, which must be the first of them"
     return unknown_field(field, known)
 
 

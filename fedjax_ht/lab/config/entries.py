@@ -260,7 +260,7 @@ def as_run(entry: Entry, config: Config) -> Config:
 def check_label(label: str) -> None:
     """Raises ValueError if a config.json's label is unsafe, as a folder name or in a terminal."""
     if folder_of(label) in ("", ".", "..") or printable(label) != label:
-        raise ValueError(f"label is {label!r}, which cannot be the name of a folder")
+        raise ValueError(f"label is {label!r}, which cannot be a folder's name")
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:

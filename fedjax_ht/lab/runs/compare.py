@@ -54,34 +54,34 @@ _METHODS = flags.DEFINE(
     WordsParser(),
     "methods",
     None,
-    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned, or all methods: all; by default the "
-    "config's.",
+    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned, or all for every method; by default "
+    "the config's.",
 )
 _SKIP = flags.DEFINE_bool(
-    "skip_unfit", False, "Leave out entries that cannot run in this federation, each in a line."
+    "skip_unfit", False, "Skip entries that cannot run in this federation, and report each."
 )
 _TRIALS = flags.DEFINE_integer(
-    "trials", None, "How many seeds each runs with; by default the config's."
+    "trials", None, "Number of seeds per entry; by default the config's."
 )
 _SPLITS = flags.DEFINE_integer(
-    "split_seeds", None, "How many splits to run the comparison on.", lower_bound=2
+    "split_seeds", None, "Number of splits to run the comparison on.", lower_bound=2
 )
 _FAIR = flags.DEFINE_integer(
-    "fair", None, "How many settings of each method to search first, by validation."
+    "fair", None, "Number of settings to search first for each method, by validation."
 )
 _OVER = flags.DEFINE_multi_string(
     "over",
     [],
-    "With --fair: training.FIELD=VALUE,VALUE,... or training.FIELD=log:LOW:HIGH to search, too.",
+    "With --fair: also search training.FIELD=VALUE,VALUE,... or training.FIELD=log:LOW:HIGH.",
     allow_override=True,
 )
 _TARGET = flags.DEFINE_float(
     "target",
     None,
-    "An accuracy in (0, 1], or the score of another task; by default the worst best.",
+    "An accuracy in (0, 1], or the score of another task; by default the worst entry's best.",
 )
 _SHARE = flags.DEFINE_float(
-    "target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy."
+    "target_share", None, "Instead of --target: a share, in (0, 1], of the highest best accuracy."
 )
 _ENTRIES = flags.DEFINE_string(
     "entries", None, "A share of the entries, such as 2/8: the second, tenth, ... of them."
@@ -90,7 +90,7 @@ _OF = flags.DEFINE_enum(
     "target_score",
     "accuracy",
     ["accuracy", PARTICIPANTS],
-    "The score that the target is of, as in metrics.jsonl.",
+    "The target's score, as named in metrics.jsonl.",
 )
 
 
@@ -132,7 +132,7 @@ def share_of(config: Config, share: str | None) -> Config:
     labels = [entry.label for entry in entries_of(config)]
     taken = labels[int(number) - 1 :: int(shares)]
     if not taken:
-        raise ValueError(f"--entries is {share!r}, and there are {len(labels)} entries alone")
+        raise ValueError(f"--entries is {share!r}, but there are only {len(labels)} entries")
     return only(config, taken)
 
 
@@ -145,7 +145,7 @@ def chosen_aim(
       ValueError: a value is out of range, or both are given.
     """
     if task == "regression" and (share is not None or score != "accuracy"):
-        raise ValueError("--target_share and --target_score are of accuracies; give --target")
+        raise ValueError("--target_share and --target_score are for accuracies; give --target")
     if task == "regression" and target is not None and not 0 < target < math.inf:
         raise ValueError(f"--target is {target}; it must be a finite RMSE above 0")
     for flag, value in (("target", target), ("target_share", share)):

@@ -38,22 +38,20 @@ from fedjax_ht.lab.report.document import Bullets, Table
 from fedjax_ht.lab.report.plots import COLOURS, FEW, legend, rendered, subplots
 
 # allow_override: another command defines the same flag, and one process may import both
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", "data", "The folder of the sets' files.", allow_override=True
-)
+_DATA_DIR = flags.DEFINE_string("data_dir", "data", "The data sets' folder.", allow_override=True)
 _PAGE = flags.DEFINE_string("page", None, "show: the page to write; by default data-NAME.html.")
 _TASK = flags.DEFINE_enum(
     "task", "classification", get_args(TaskName), "show: the meaning of the labels."
 )
-_LABEL = flags.DEFINE_string("label", None, "show: the column of the labels.")
-_FEATURES = flags.DEFINE_list("features", [], "show: the columns of the samples, or -NAME.")
-_GROUP = flags.DEFINE_string("group", None, "show: the column of whose a sample is.")
+_LABEL = flags.DEFINE_string("label", None, "show: the label column.")
+_FEATURES = flags.DEFINE_list("features", [], "show: the feature columns, or -NAME to exclude one.")
+_GROUP = flags.DEFINE_string("group", None, "show: the group column, such as a sample's person.")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "show: pixels to resize to.")
-_TEXT_LENGTH = flags.DEFINE_integer("text_length", None, "show: tokens of a text.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "show: the tokenizer of texts.")
+_TEXT_LENGTH = flags.DEFINE_integer("text_length", None, "show: tokens per text.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "show: the tokenizer for texts.")
 _READING = (_TASK, _LABEL, _FEATURES, _GROUP, _IMAGE_SIZE, _TEXT_LENGTH, _TOKENIZER)
 """Flags that are options of `load_dataset`."""
-_USAGE = "`get NAME`, `list` or `show NAME`, and --data_dir=DIR if that is not data"
+_USAGE = "`get NAME`, `list` or `show NAME`, with --data_dir=DIR unless that is data"
 
 
 def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **options) -> None:
@@ -75,7 +73,7 @@ def command(arguments: Sequence[str], data_dir: str, page: str | None = None, **
             print("\n".join(itertools.starmap(line, listing(data_dir))))
         case ["get", name]:
             get(name, data_dir)
-            print(f"read it by --config.dataset.name={name} --config.dataset.data_dir={data_dir}")
+            print(f"read it with --config.dataset.name={name} --config.dataset.data_dir={data_dir}")
         case _:
             raise ValueError(f"unknown command {' '.join(arguments)!r}; give {_USAGE}")
 
@@ -98,7 +96,7 @@ def line(source: Source, present: Sequence[Path]) -> str:
     """Returns the line of a data set: its name, its kind, and whether it is downloaded."""
     if not source.files:  # nothing is downloaded
         return f"{source.name:<20}{source.about}"
-    state = f"is there: {present[0]}" if present else "is not there"
+    state = f"found: {present[0]}" if present else "not found"
     size = f"{sum(file.size for file in source.files.values()) / 1e6:,.0f} MB"
     return f"{source.name:<20}{source.about}; {size} from {source.home}; {state}"
 

@@ -29,7 +29,7 @@ QUANTITY_RULE = (
     f"most {MAX_SIGMA}, such as lognormal/1e9/0.5"
 )
 TRACE = "csv:"
-CELL_RULES = {True: "a whole number from 0 on", False: "a number above 0"}
+CELL_RULES = {True: "an integer from 0", False: "a number above 0"}
 
 
 def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
@@ -60,8 +60,8 @@ def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndar
             continue
         if name in values:
             raise ValueError(
-                f"devices_profile.{name} is {text!r}, and {devices.csv} has a column of that name; "
-                "leave one of them out"
+                f"devices_profile.{name} is {text!r}, but {devices.csv} has a column of that name; "
+                "remove one of them"
             )
         values[name] = drawn(name, text, num_clients, devices.seed)
     return values
@@ -140,8 +140,8 @@ def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
     short = np.flatnonzero(memory < needed[least])
     if len(short):
         raise ValueError(
-            f"devices_profile.memory: client {short[0]} has {memory[short[0]]:.4g} bytes, and the "
-            f"smallest architecture, {least}, takes {needed[least]:.4g} to train; {len(short)} of "
+            f"devices_profile.memory: client {short[0]} has {memory[short[0]]:.4g} bytes, but the "
+            f"smallest architecture, {least}, needs {needed[least]:.4g} to train; {len(short)} of "
             f"{len(memory)} have too little"
         )
     return [next(name for name in largest_first if needed[name] <= room) for room in memory]

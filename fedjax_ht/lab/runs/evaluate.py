@@ -41,10 +41,10 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "The id of a client.")
-_METHOD = flags.DEFINE_string("method", None, "The label of an entry; by default of the first.")
+_METHOD = flags.DEFINE_string("method", None, "An entry's label; by default the first one's.")
 _TRIAL = flags.DEFINE_integer("trial", 0, "The number of a trial, from 0.")
 _ADAPT = flags.DEFINE_list(
-    "adapt_epochs", [], "Numbers of epochs of clients' own training before their scores: 0,1,2,5."
+    "adapt_epochs", [], "Epochs that clients train alone before they are scored, such as 0,1,2,5."
 )
 _EXPORT = flags.DEFINE_string(
     "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
@@ -149,7 +149,7 @@ def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[st
         model = state if isinstance(state, dict) else getattr(state, "model", {})
         if "params" not in model:
             raise ValueError(
-                "this method's clients have no model to export as .safetensors; take .npz"
+                "this method's clients have no model to export as .safetensors; use .npz"
             )
         module, variables = plain_model(bucket, model)
         save_safetensors(path, state_dict(module, variables), classes)
@@ -223,7 +223,9 @@ def print_curve(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> Non
             value = f"{score.text(rows[best][prefix + key])}{score.unit}"
             print(f"{epochs[best]} epochs have the best {prefix}val_{key}: {prefix}{key} {value}")
     if f"val_{key}" not in columns:
-        print("clients have no validation sets to choose a number by; the best one here is biased")
+        print(
+            "clients have no validation sets to choose a number with; the best one here is biased"
+        )
 
 
 def main(_) -> None:

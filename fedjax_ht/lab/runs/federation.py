@@ -129,8 +129,8 @@ def _weighted(
     weights = weights_of_model(model)
     if weights is None and model.lora and not begun:
         warnings.warn(
-            "model.lora adapts a frozen extractor of random weights; name those of a trained "
-            "one in model.weights",
+            "model.lora adapts a frozen extractor with random weights; name trained "
+            "weights in model.weights",
             stacklevel=3,
         )
     # A run's checkpoints hold all weights except those of a frozen extractor.

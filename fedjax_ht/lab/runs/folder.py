@@ -53,7 +53,7 @@ def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str,
 SUMS = {
     "data": "on other inputs or labels than {} has now",
     "split": "on another split than {} has now",
-    "weights": "that began from another {}",
+    "weights": "that started from another {}",
     "objects": "with another {}",
 }
 """Recorded checksum -> words for a mismatch."""
@@ -79,7 +79,7 @@ def check_sums(
             if before[name] != now[name]:
                 raise ValueError(
                     f"{workdir} holds a run {words.format(name)} (SHA-256 {before[name][:12]} "
-                    f"there, {now[name][:12]} here); give it what it began with, or choose another "
+                    f"there, {now[name][:12]} here); restore the original, or choose another "
                     "--workdir"
                 )
 
@@ -204,7 +204,7 @@ def read_folder(path: Path) -> Folder:
         notes = fields.pop("run", {"version": 0})
         if notes["version"] != VERSION:
             raise ValueError(
-                f"{path} is of version {notes['version']}, and this program reads {VERSION}; use "
+                f"{path} has version {notes['version']}, but this program reads {VERSION}; use "
                 "the fedjax_ht that wrote it, or choose another --workdir"
             )
         for note in notes.keys() & NOTES.keys():
@@ -240,8 +240,8 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         # otherwise any file of the reader could become part of a page that is shared
         if unknown and not trust:
             raise ValueError(
-                f"it has no checksum of what it names, {', '.join(unknown)}; if the run was "
-                "trained on that, allow it by --trust, from Python by trust=True"
+                f"it has no checksum for {', '.join(unknown)}; if the run was "
+                "trained on that, allow it with --trust (trust=True from Python)"
             )
         experiment = plan(config, begun=True)
     prints: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
@@ -327,7 +327,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = bounded.read_json(path, dict)
         if deeper(content, MAX_LEVELS):  # functions that traverse it are recursive
-            raise ValueError(f"{path} has values in more than {MAX_LEVELS} levels")
+            raise ValueError(f"{path} has values nested more than {MAX_LEVELS} levels deep")
     except ValueError as error:
         raise ValueError(f"{error}; choose another --workdir") from None
     return content
@@ -361,7 +361,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not what a run writes ({type(error).__name__}: {error})"
+            f"{path} was not written by a run ({type(error).__name__}: {error})"
         ) from error
     except ValueError as error:
         if str(path.parent) in str(error):
@@ -412,9 +412,7 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
             problem = error
     # All processes raise together. Otherwise the others would wait in collectives with the first.
     if agreed(problem is not None):
-        raise problem or ValueError(
-            f"the first process cannot use {workdir}; its own message says why"
-        )
+        raise problem or ValueError(f"the first process cannot use {workdir}; see its own message")
     with lock or contextlib.nullcontext():
         yield writable
 
@@ -437,8 +435,8 @@ def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
             ) from None
         except OSError as error:  # not every network file system has locks
             warn(
-                f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
-                "runs there"
+                f"{workdir} cannot be locked ({error.strerror}): make sure that no other process "
+                "uses it"
             )
         if os.fstat(file.fileno()).st_nlink == 1:  # otherwise it is also a file of another folder
             file.truncate(0)

@@ -251,8 +251,8 @@ def begin(
         saved = max(sealed.numbers(folder / "checkpoints"), default=0)
         if saved > config.rounds:
             raise ValueError(
-                f"{label} has {saved} rounds in {folder}, and rounds is {config.rounds}; a run "
-                f"does not go back: set rounds to {saved} or more, or choose another --workdir"
+                f"{label} has {saved} rounds in {folder}, but rounds is {config.rounds}; a run "
+                f"cannot go back: set rounds to {saved} or more, or choose another --workdir"
             )
     if not writes:
         return identities

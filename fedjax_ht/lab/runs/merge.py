@@ -34,7 +34,7 @@ from fedjax_ht.lab.runs.folder import (
 )
 
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "The folder to make of the runs.", allow_override=True
+    "workdir", None, "The folder to merge the runs into.", allow_override=True
 )
 LANES = "lanes.json"
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have equal rounds
@@ -57,7 +57,7 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
     if len(runs) < 2:
         raise ValueError("merge takes two or more folders of runs: fedjax-ht merge A B --workdir=C")
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise ValueError(f"{workdir} is there already; choose another --workdir")
+        raise ValueError(f"{workdir} already exists; choose another --workdir")
     for path in runs:
         refuse_links(path)
     parts = list(map(read_folder, runs))
@@ -92,7 +92,7 @@ def check_alike(first: Folder, other: Folder) -> None:
     for field in sorted(before | now):
         if before.get(field) != now.get(field):
             raise ValueError(
-                f"{first.path} and {other.path} are no parts of one run: {field} is "
+                f"{first.path} and {other.path} are not parts of one run: {field} is "
                 f"{before.get(field)!r} there and {now.get(field)!r} here"
             )
 
@@ -120,24 +120,24 @@ def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[
     for part in parts:
         for label, entry in part.entries.items():
             if label in places:
-                raise ValueError(f"{label} is in {places[label]} and in {part.path}; take one away")
+                raise ValueError(f"{label} is in {places[label]} and in {part.path}; remove one")
             places[label], entries[label] = part.path, entry
         for note, known in files.items():
             for name, content in part.notes.get(note, {}).items():
                 if known.setdefault(name, content) != content:
                     raise ValueError(
-                        f"{part.path} is no part of the others' run: its {name} ({note}) was "
-                        "another file"
+                        f"{part.path} is not part of the others' run: its {name} ({note}) was "
+                        "a different file"
                     )
     return entries, parts[0].notes | {note: known for note, known in files.items() if known}
 
 
 def main(arguments: Sequence[str]) -> None:
     if _WORKDIR.value is None:
-        raise ValueError("no --workdir; it names the folder to make")
+        raise ValueError("no --workdir; it names the folder to merge into")
     labels = merge(list(map(Path, arguments[1:])), Path(_WORKDIR.value))
     print(f"{', '.join(labels)}: now in {_WORKDIR.value}, from {len(arguments) - 1} folders.")
     print(
-        f"The command of the parts with --workdir={_WORKDIR.value} and without --entries trains "
-        "what is missing, and writes the tables of the whole."
+        f"The parts' command with --workdir={_WORKDIR.value} and without --entries trains "
+        "missing entries, and writes the tables of the whole run."
     )

@@ -118,7 +118,7 @@ def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
     if name in method.needs.pretrained.trained_on and not dataset.seen_before:
         raise ValueError(
             f"the generator of {method.name} was trained on {name}, the federation's own "
-            "data; choose another, or allow it by dataset.seen_before=True"
+            "data; choose another, or allow it with dataset.seen_before=True"
         )
 
 
@@ -157,7 +157,7 @@ def recipes(training: TrainingConfig) -> dict[str, LocalTraining]:
             field, _, value = setting.partition("=")
             values[field] = literal(value)
         if "of" in values:
-            raise ValueError(f"training.of has {text!r}; a recipe in it has no other in itself")
+            raise ValueError(f"training.of has {text!r}; recipes cannot be nested")
         try:
             made[name] = local_training(changed(common, values))
         except ValueError as error:
@@ -205,8 +205,8 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
     options = inspect.signature(factory).parameters if inspect.isfunction(factory) else {}
     if factory is None or "learning_rate" not in options:
         rule = (
-            "it must be sgd, adam, or an optimiser of optax that takes a learning rate, with "
-            "numbers of its own, such as optax:adamw/b1=0.8"
+            "it must be sgd, adam, or an optax optimiser with a learning rate and its own "
+            "numbers, such as optax:adamw/b1=0.8"
         )
         known = [f"optax:{text}"] if hasattr(optax, text) else ["sgd", "adam"]
         raise ValueError(f"training.optimizer is {text!r}{meant(text, known, rule)}")
@@ -214,7 +214,7 @@ def _of_optax(training: TrainingConfig) -> optax.GradientTransformation:
         if getattr(training, field) != usual:
             raise ValueError(
                 f"training.{field} is {getattr(training, field)}, which {text} does not read; "
-                f"name its own number behind it, such as optax:{name}/b1=0.8"
+                f"append its own number, such as optax:{name}/b1=0.8"
             )
     numbers = dict(_option(text, name, list(options), setting) for setting in settings)
     if len(numbers) < len(settings):
@@ -234,7 +234,7 @@ def _option(text: str, name: str, known: list[str], setting: str) -> tuple[str, 
     try:
         value = float(number)
     except ValueError:
-        raise ValueError(f"training.optimizer is {text!r}; {setting!r} is no number") from None
+        raise ValueError(f"training.optimizer is {text!r}; {setting!r} is not a number") from None
     check_value(f"training.optimizer: {option}", value, Rest if option in _DECAYS else NonNegative)
     return option, value
 

@@ -50,7 +50,7 @@ def with_names(
     """
     for argument, values in (("models", models), ("methods", methods)):
         if values is not None and not values:
-            raise ValueError(f"{argument} is empty; leave it out, or give one")
+            raise ValueError(f"{argument} is empty; omit it, or give one")
         for name in values or ():
             if not NAME.fullmatch(name):
                 raise ValueError(
@@ -112,9 +112,9 @@ def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[s
             absent.append(method)
     if absent:
         raise ValueError(
-            f"{', '.join(absent)}: this run was given objects from Python, which no file has; make "
-            "its experiment again by fl.make_experiment, and call fl.report_run(folder, "
-            "experiment), or fl.train_and_evaluate to go on"
+            f"{', '.join(absent)}: this run was given objects from Python, which no file stores; "
+            "recreate its experiment with fl.make_experiment, and call fl.report_run(folder, "
+            "experiment), or fl.train_and_evaluate to continue"
         )
 
 
@@ -124,7 +124,7 @@ def _refuse_unread(part: str, section: Any, default: Any, fields: tuple[str, ...
         value, usual = getattr(section, field), to_plain(default)[field]
         if value != getattr(default, field):
             raise ValueError(
-                f"{part}.{field} is {value!r}, which an object given from Python does not read; "
+                f"{part}.{field} is {value!r}, which is not read for an object from Python; "
                 f"leave it at {usual!r}"
             )
 

@@ -113,18 +113,18 @@ def _register(note: str, noted: Mapping[str, Any], trust: bool) -> None:
         register = f"fl.register_{kind.removesuffix('s')}"
         if file is None:
             raise ValueError(
-                f"{name} is none of the library's {kind}, and the run has noted no config file "
-                f"that registers it; register it by {register}, and call "
+                f"{name} is not one of the library's {kind}, and the run recorded no config file "
+                f"that registers it; register it with {register}, and call "
                 "fl.report_run or fedjax_ht.lab.runs.evaluate.load_run"
             )
         if not trust:
             raise ValueError(
-                f"{name} is none of the library's {kind}: {file} registers it; if you know "
-                "whose code that is, let it run by --trust, from Python by trust=True"
+                f"{name} is not one of the library's {kind}: {file} registers it; if you know "
+                "whose code that is, allow it with --trust (trust=True from Python)"
             )
         _run_config(name, str(file))
         if not _is_registered(note, name):
-            raise ValueError(f"{file} does not register {name!r} by {register} any more")
+            raise ValueError(f"{file} no longer registers {name!r} with {register}")
 
 
 def _is_registered(note: str, name: str) -> bool:
@@ -146,7 +146,7 @@ def _run_config(name: str, named: str) -> None:
                 raise ValueError(f"{name} cannot be registered: {error}") from error
             return
     raise FileNotFoundError(
-        f"no {file}, which registers {name!r}; put it there, or into the current folder"
+        f"no {file}, which registers {name!r}; put it there, or in the current folder"
     )
 
 

@@ -259,7 +259,7 @@ def check_together(config: Config) -> None:
     if sample is not None and config.new_share:
         raise ValueError(
             f"evaluate.sample is {sample}, and new_share {config.new_share}; all clients are "
-            "scored then: leave one of them out"
+            "scored then: remove one of them"
         )
 
 
@@ -288,7 +288,7 @@ def check_public(dataset: DatasetConfig) -> None:
         return
     if name == dataset.name:
         raise ValueError(
-            f"dataset.public is {name!r}, the clients' own set, whose samples they test on; take "
+            f"dataset.public is {name!r}, the clients' own set, whose samples they test on; use "
             f"{HOLD_OUT}0.1, or another set"
         )
     if ":" not in name and name not in dataset_names():
@@ -447,7 +447,7 @@ def _check_tokens(config: Config, dataset: Dataset) -> None:
     has_texts = dataset.reading is not None and dataset.reading.token_texts
     if names_folder(group) and has_texts and not tokenizer:
         raise ValueError(
-            f"model.group is {group!r}, which knows the tokens of its own tokenizer alone; give "
+            f"model.group is {group!r}, which only knows its own tokenizer's tokens; set "
             f"dataset.tokenizer={folder_of(group)}"
         )
 

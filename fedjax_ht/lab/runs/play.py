@@ -140,7 +140,7 @@ def play(
     is_done = len(known) == len(states) and all(histories)
     is_done = is_done and all_done(known, histories, config.rounds, ending_of(config))
     if not writable and not is_done:
-        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
+        raise ValueError(f"{folder} cannot be written to, but {label} is not finished")
     stop_if_signalled(caught)
     if not any(histories):
         _prepare_start(run, folder, warn, writes)
@@ -242,8 +242,8 @@ def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: 
     aside = begin_again(folder) if writes else None
     if aside:
         warn(
-            f"{run.label}: {folder} has no checkpoint that can be read; it starts again at round "
-            f"0, and what was there is now in {aside}"
+            f"{run.label}: {folder} has no readable checkpoint; it restarts at round "
+            f"0, and its old files are now in {aside}"
         )
 
 

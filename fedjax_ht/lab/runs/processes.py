@@ -66,9 +66,9 @@ def detected(environment: Mapping[str, str]) -> Launch | None:
             continue
         if coordinator is None and place not in environment:
             raise ValueError(
-                f"{launcher} has started {processes} processes, and none knows the first one's "
-                "address; set JAX_COORDINATOR_ADDRESS=HOST:PORT, or give --processes=1 where each "
-                "is a run of its own"
+                f"{launcher} started {processes} processes, but none knows the first one's "
+                "address; set JAX_COORDINATOR_ADDRESS=HOST:PORT, or give --processes=1 if each "
+                "is a separate run"
             )
         return Launch(launcher, coordinator, int(processes), int(process))
     return None
@@ -200,8 +200,8 @@ def _not_met(launch: Launch, seconds: float) -> str:
         return (
             f"the {launch.processes} processes of {launch.launcher} have not met after "
             f"{seconds:g} s (this is process {launch.process}); set JAX_COORDINATOR_ADDRESS to a "
-            "HOST:PORT of process 0 that the others reach, or give --processes=1 where each is a "
-            "run of its own"
+            "HOST:PORT of process 0 that the others reach, or give --processes=1 if each is a "
+            "separate run"
         )
     return (
         f"the {launch.processes} processes have not met at {launch.coordinator} after "

@@ -134,7 +134,7 @@ class RayCluster:
         except errors.RayError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TaskDied(
-                f"a task died {1 + RETRIES} times, and was not started again: {reason}"
+                f"a task died {1 + RETRIES} times, and was not restarted: {reason}"
             ) from error
         if result is None:
             raise Cancelled
@@ -153,7 +153,7 @@ class RayCluster:
         try:
             return self._ray.get(method.remote())
         except self._ray.exceptions.RayError as error:  # e.g. a signal to a whole process group
-            raise ConnectionError("the Ray cluster has ended before its tasks") from error
+            raise ConnectionError("the Ray cluster ended before its tasks") from error
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from fedjax_ht.lab.runs.train import GaveUp, Result, Unwritable, train_and_evalu
 # compare and sweep share these flags and functions
 _CONFIG = define_config()
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "host:port of the first process of several."
+    "coordinator", None, "host:port of the first of several processes."
 )
 _PROCESSES = flags.DEFINE_integer("processes", None, "The number of processes.")
 _PROCESS = flags.DEFINE_integer("process", None, "The number of this process, from 0.")
@@ -43,7 +43,7 @@ _ON = flags.DEFINE_enum(
 _TASK_CORES = flags.DEFINE_integer(
     "task_cores",
     None,
-    "With --on: cores of a task; by default it has an accelerator, where the cluster has any, else "
+    "With --on: cores per task; by default it has an accelerator if the cluster has any, else "
     "one core.",
 )
 
@@ -126,7 +126,7 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
             yield tasks
     except Interrupted as stop:
         print(
-            f"{stop}; what was done is saved below {workdir}. The same command goes on from there.",
+            f"{stop}; finished work is saved in {workdir}. The same command continues from there.",
             file=sys.stderr,
         )
         sys.exit(128 + stop.signal)
@@ -150,7 +150,7 @@ def _cluster() -> Iterator[Tasks | None]:
         yield None
         return
     if meeting != (None, None, None):
-        raise ValueError("--on is given beside --coordinator; a cluster starts its own processes")
+        raise ValueError("--on is given with --coordinator; a cluster starts its own processes")
     require("--on=ray", "ray")
     use_cpu()  # the tasks use the accelerators
 

@@ -100,15 +100,15 @@ def searched(
     """
     if jax.process_count() > 1:
         raise ValueError(
-            f"a search runs in one process, and there are {jax.process_count()}; start one alone"
+            f"a search runs in one process, but there are {jax.process_count()}; start only one"
         )
     config = only(config, labels)
     at = rungs(config.rounds, halvings)
     experiment = plan(config, dataset=dataset, models=models)
     if not any(len(client.val) for client in experiment.partitions[0]):
         raise ValueError(
-            "the clients have no validation sets to choose by; give them a share of each client's "
-            "samples, such as --config.partition.options.val_share=0.2"
+            "the clients have no validation sets to choose with; give them a share of each "
+            "client's samples, such as --config.partition.options.val_share=0.2"
         )
     with (
         locked(workdir, tell),
@@ -128,7 +128,7 @@ def searched(
         try:
             return search(trace=True)
         except (jax.errors.ConcretizationTypeError, UntraceableSetting):
-            tell("a setting cannot vary within a program, so that every point compiles its own")
+            tell("a setting cannot vary within a program, so every point compiles its own")
             return search(trace=False)
 
 
@@ -174,8 +174,8 @@ def _halved(
         scores = scores_at[rounds]
         if all(math.isnan(scores[label]) for label in alive):
             raise ValueError(
-                f"in every setting of {alive[0].partition(':')[0]} a client or the server stopped "
-                "being finite; search lower learning rates"
+                f"in every setting of {alive[0].partition(':')[0]} a client or the server became "
+                "non-finite; search lower learning rates"
             )
         if rounds != at[-1]:
             alive = better_half({label: scores[label] for label in alive})
@@ -193,7 +193,7 @@ def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
     """
     diverged = divergence(runs)
     if diverged:
-        tell(f"{place}: left out, {diverged}")
+        tell(f"{place}: skipped, {diverged}")
         return math.nan
     score = score_in({"": runs})
     tops = tops_of(runs, f"val_{score.key}")
@@ -333,9 +333,7 @@ def fairly_tuned(
     config, workdir = typed_config(config), Path(workdir)
     names = _names_of(methods)
     if points < 2:
-        raise ValueError(
-            f"a fair comparison of {points}; it must be of at least 2 settings a method"
-        )
+        raise ValueError(f"a fair comparison of {points}; it needs at least 2 settings per method")
     single = dataclasses.replace(config, trials=1)
     halvings = min(HALVINGS, config.rounds.bit_length() - 1)
     spaces = {name: space_of(name, config, recipe) for name in names}

@@ -89,7 +89,7 @@ def end_on_signals() -> None:
                 since = time.monotonic()
                 say(
                     f"{signal.Signals(number).name}: the round in progress is still saved; a "
-                    "second one ends at once"
+                    "second one stops immediately"
                 )
             elif time.monotonic() - since > SAME:
                 end(number, None)

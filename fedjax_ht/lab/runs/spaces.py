@@ -67,7 +67,7 @@ def grid(space: Space) -> list[Point]:
     for key, values in space.items():
         if isinstance(values, SearchRange):
             raise ValueError(
-                f"{key} has a range, of which a grid cannot take all values; say how many by "
+                f"{key} has a range, which a grid cannot enumerate; give a number of points by "
                 "--draws"
             )
         choices.append(values)
@@ -134,7 +134,7 @@ def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
     for key in recipe or {}:
         if not key.startswith("training."):
             raise ValueError(
-                f"--over names {key!r}; beside --fair it must name a field of training, which all "
+                f"--over names {key!r}; with --fair it must name a field of training, which all "
                 "methods have, such as --over=training.batch_size=64,512"
             )
     rate = config.training.learning_rate

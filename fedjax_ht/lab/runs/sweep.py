@@ -31,9 +31,9 @@ _OVER = flags.DEFINE_multi_string(
     allow_override=True,
 )
 _DRAWS = flags.DEFINE_integer(
-    "draws", None, "How many points to draw; by default all combinations are tried."
+    "draws", None, "Number of points to draw; by default all combinations are tried."
 )
-_HALVINGS = flags.DEFINE_integer("halvings", 0, "How often the worse half of the points ends.")
+_HALVINGS = flags.DEFINE_integer("halvings", 0, "How often to drop the worse half of the points.")
 
 
 def main(_) -> None:

@@ -121,7 +121,7 @@ def workplace(
     registered = names["own_methods"] + names["own_partitions"]
     if registered and config_file is None:
         raise ValueError(
-            f"{registered[0]} is registered in this process alone, which the tasks of a cluster "
+            f"{registered[0]} is only registered in this process, which the tasks of a cluster "
             "do not see; name it as module:function, or register it in the file of --config"
         )
     return Workplace(
@@ -153,9 +153,9 @@ def in_place(place: Workplace, report: Report) -> Iterator[tuple[Notify, list[in
     while _stamp(place.workdir) != place.stamp or not os.path.isdir(place.directory):
         if time.monotonic() > end:
             raise FileNotFoundError(
-                f"{socket.gethostname()} does not see {place.workdir} as the machine does that "
-                "started the run; --workdir and the current folder must lie where all machines of "
-                "the cluster see them"
+                f"{socket.gethostname()} does not see {place.workdir} like the machine that "
+                "started the run; --workdir and the current folder must be on storage that all "
+                "machines of the cluster share"
             )
         time.sleep(0.5)
     os.chdir(place.directory)

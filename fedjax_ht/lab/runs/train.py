@@ -263,8 +263,8 @@ def notes(experiment: Plan) -> list[str]:
     public, runs = experiment.dataset.public_set, experiment.runs.values()
     if public is not None and not any(run.method.needs.public_samples for run in runs):
         lines.append(
-            f"{public.samples} samples are public (dataset.public), and no method of this run "
-            "reads them: clients have that many samples less"
+            f"{public.samples} samples are public (dataset.public), but no method of this run "
+            "reads them: clients have that many fewer samples"
         )
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
     for run in runs:
@@ -274,8 +274,8 @@ def notes(experiment: Plan) -> list[str]:
         warmup = run.entry.options.get("warmup", 0)
         if warmup >= rounds:
             lines.append(
-                f"{label}: clients stay as they are in its first {warmup} rounds (warmup), and the "
-                f"run has {rounds}; set warmup to fewer, such as {label}:warmup={rounds // 5}"
+                f"{label}: clients do not change in its first {warmup} rounds (warmup), but the "
+                f"run has {rounds}; lower warmup, such as {label}:warmup={rounds // 5}"
             )
     return list(dict.fromkeys(lines))  # entries with the same recipe have the same notes
 
@@ -387,7 +387,7 @@ def train_and_evaluate(
                 pictures = write_results(experiment, shown, page, workdir, warn_of_map)
         except OSError as error:
             raise Unwritable(
-                f"{error}; what was saved before is whole, and the same command goes on from there"
+                f"{error}; earlier saves are intact, and the same command continues from there"
             ) from error
     silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
     if any(silences):

@@ -14,8 +14,8 @@ START = "from fedjax_ht.lab.config.base import apply_argument, base_config, meth
 FILES = {
     "def get_config(:\n": "line 1: SyntaxError: invalid syntax",
     "import json\nimport no_such_module\n": "line 2: ModuleNotFoundError: No module named 'no_such_module'",
-    "x = 1\n": "line 1: there is no function get_config(argument=None) in this file",
-    "get_config = 1\n": "line 1: there is no function get_config",
+    "x = 1\n": "line 1: no function get_config(argument=None) in this file",
+    "get_config = 1\n": "line 1: no function get_config",
     "\n\ndef get_config():\n    return {'rounds': 1}\n": "line 3: get_config returns dict; it must return a Config",
     "def get_config():\n    return 1 / 0\n": "line 2: ZeroDivisionError: division by zero",
     "def get_config():\n    raise KeyError('a\\nb')\n": "line 2: KeyError: a b",

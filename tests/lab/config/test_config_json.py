@@ -31,14 +31,14 @@ ENTRY = {"label": "a", "method": "fedprto", "options": {}, "training": {}, "mode
 TRAINING, NAN = to_json(base_config().training), float("nan")
 BROKEN = {
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": [ENTRY]},
-    "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
+    "was not written by a run (KeyError: 'label')": {"entries": [{"method": "local"}]},
     "entries is 3; it must be a tuple, each a string, an Entry(...) or a dict, name": {
         "entries": 3
     },
-    "is not what a run writes (TypeError": {"entries": [ENTRY | {"method": "local", "options": 3}]},
-    "is not what a run writes (AttributeError: 'int'": {"run": 3},
-    "is not what a run writes (AttributeError": {"partition": 3},
-    "is not what a run writes (KeyError: 'version')": {"run": {}},
+    "was not written by a run (TypeError": {"entries": [ENTRY | {"method": "local", "options": 3}]},
+    "was not written by a run (AttributeError: 'int'": {"run": 3},
+    "was not written by a run (AttributeError": {"partition": 3},
+    "was not written by a run (KeyError: 'version')": {"run": {}},
     "training.learning_rate is nan; it must be": {"training": TRAINING | {"learning_rate": NAN}},
     "training is 3; it must be a TrainingConfig(...)": {"training": 3},
     "fedtgp has no option 'wieght'; did you mean 'weight'?": {
@@ -162,5 +162,5 @@ def test_the_commands_ask_for_trust(tmp_path, run_script):
 
 def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):
     folder = folder_with(tmp_path, entries=[{"method": "local"}])
-    with pytest.raises(ValueError, match=r"config\.json is not what a run writes \(KeyError:"):
+    with pytest.raises(ValueError, match=r"config\.json was not written by a run \(KeyError:"):
         run_folder(typed_config(base_config()), [], folder, {})

@@ -74,7 +74,7 @@ def test_the_last_config_and_the_last_value_count():
         ("--config.rounds=many", "it must be an integer"),
         ("--config.training.learning_rate=big", "it must be a number"),
         ("--config.shared_init=maybe", "it must be True or False"),
-        ("--config.entries=fedral:blocks=(2,4", "a bracket or a quote in it stands alone; write"),
+        ("--config.entries=fedral:blocks=(2,4", "it has an unmatched bracket or quote; write"),
     ],
 )
 def test_text_that_is_no_value_of_its_field(argument, message):
@@ -102,8 +102,8 @@ WRONG = {  # behind --config=quickstart_fedtgp
     "--zzz": NO_FLAG + "'zzz'; `--help` shows the flags, and a field of the config is set by",
 }
 WRONG_LINES = {
-    "--config.rounds=5": "--config.rounds sets a field of the config, and there is no --config",
-    "--config.rounds=5 --config=quickstart": "--config.rounds stands before --config=FILE, which",
+    "--config.rounds=5": "--config.rounds sets a field of the config, but there is no --config",
+    "--config.rounds=5 --config=quickstart": "--config.rounds comes before --config=FILE, which",
 }
 WRONG_LINES |= {f"--config=quickstart_fedtgp {flag}": line for flag, line in WRONG.items()}
 

@@ -211,10 +211,10 @@ def commanded(capsys, monkeypatch, pair):
 def test_the_command_line(tmp_path, server, commanded):
     code, out, err = commanded("get", "pair", f"--data_dir={tmp_path}")
     assert code == 0 and err == ""
-    assert out.splitlines()[-1].startswith("read it by --config.dataset.name=pair")
+    assert out.splitlines()[-1].startswith("read it with --config.dataset.name=pair")
     code, out, _ = commanded("list", f"--data_dir={tmp_path}")
     assert code == 0 and len(out.splitlines()) == len(dataset_names()) + 1
-    line = f"made; 1 MB from {server.home}; is there: {tmp_path}/pair/train.bin"
+    line = f"made; 1 MB from {server.home}; found: {tmp_path}/pair/train.bin"
     assert f"pair                {line}" in out
 
 

@@ -32,7 +32,7 @@ def config_of(**fields):
 
 
 def test_clients_take_architectures_and_ranks_in_turn():
-    message = "^model.lora adapts a frozen extractor of random weights; "
+    message = "^model.lora adapts a frozen extractor with random weights; "
     with pytest.warns(UserWarning, match=message):
         federation = make_clients(config_of(), TASK)
     names = [federation.buckets[place].name for place in federation.assignment]

@@ -98,8 +98,8 @@ BAD_FILES = {
     "line 3 has 1 cells for 2 columns": "client,up\n0,1\n1\n",
     "up of row 1 is '0'; it must be a number above 0": "client,up\n0,0\n",
     "up of row 1 is 'x'; it must be a number above 0": "client,up\n0, x \n",
-    "client of row 2 is '0.5'; it must be a whole number from 0 on": "client,up\n0,1\n0.5,1\n",
-    "client of row 1 is '-1'; it must be a whole number from 0 on": "client,up\n-1,1\n",
+    "client of row 2 is '0.5'; it must be an integer from 0": "client,up\n0,1\n0.5,1\n",
+    "client of row 1 is '-1'; it must be an integer from 0": "client,up\n-1,1\n",
     "it has no row of client 1; it must have one for each client, 0 to 2": "client,up\n0,1\n2,1\n2,1\n",
     "it has 4 rows; it must have one for each client, 0 to 2": "client,up\n0,1\n2,1\n1,1\n3,1\n",
 }
@@ -255,7 +255,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
     assert "devices.csv, available 0.8, deadline 40.0, seed 0." in page
     assert "| simulated s to best |" in whole.summary
     devices(300)
-    with pytest.raises(ValueError, match=r"holds a run that began from another .*devices.csv"):
+    with pytest.raises(ValueError, match=r"holds a run that started from another .*devices.csv"):
         train_and_evaluate(config, tmp_path / "whole", **quiet)
 
 

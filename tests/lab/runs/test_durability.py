@@ -77,7 +77,7 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
     print(f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write")
     print(f"{len(finished)} runs finished, {len(restarts)} said that they start again at round 0")
     assert inside + anywhere >= 50 and inside >= 10 and finished
-    said = "has no checkpoint that can be read; it starts again at round 0"
+    said = "has no readable checkpoint; it restarts at round 0"
     assert all(said in line for line in restarts)
     for run in finished:
         assert metrics(tmp_path / run, "local") == metrics(tmp_path / "whole", "local")

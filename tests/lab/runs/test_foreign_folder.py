@@ -143,17 +143,17 @@ CONFIGS = {
     "entries has 5,000 entries": lambda c: c.update(entries=c["entries"] * 5000),
     "trials has 1,000,000 trials": lambda c: c.update(trials=10**6),
     "num_clients has 2,000,000 clients": lambda c: c["partition"].update(num_clients=2 * 10**6),
-    "no checksum of what it names, npz:data.npz; .* --trust": lambda c: c["run"].pop("data"),
-    "no checksum of what it names, csv:mine.csv; .* --trust": lambda c: (
+    "no checksum for npz:data.npz; .* --trust": lambda c: c["run"].pop("data"),
+    "no checksum for csv:mine.csv; .* --trust": lambda c: (
         c["run"].pop("data"),
         c["dataset"].update(name="fashion_mnist_10k", public="csv:mine.csv"),
     ),
-    "no checksum of what it names, resnet4:x.npz; .* --trust": lambda c: (
+    "no checksum for resnet4:x.npz; .* --trust": lambda c: (
         c["run"].pop("data"),
         c["dataset"].update(name="fashion_mnist_10k", backbone="resnet4:x.npz"),
     ),
-    "no checksum of what it names, data.npz; .*": lambda c: c["model"].update(weights="data.npz"),
-    "of what it names, data.npz": lambda c: c["devices_profile"].update(csv="data.npz"),
+    "no checksum for data.npz; .*": lambda c: c["model"].update(weights="data.npz"),
+    "no checksum for data.npz": lambda c: c["devices_profile"].update(csv="data.npz"),
     r"run\.weights is \[\]": lambda c: c["run"].update(weights=[]),
 }
 
@@ -174,7 +174,7 @@ def test_weights_are_those_of_the_run(run, monkeypatch):
     with edited(run / "config.json") as content:
         content["model"]["weights"] = "data.npz"
         content["run"]["weights"] = {"data.npz": "0" * 64}
-    with pytest.raises(ValueError, match=r"that began from another data\.npz"):
+    with pytest.raises(ValueError, match=r"that started from another data\.npz"):
         read_run(run)
 
 

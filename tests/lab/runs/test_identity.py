@@ -72,7 +72,7 @@ def test_rounds_and_versions_grow_with_the_run(config, finished, tmp_path, monke
 
 
 def test_fewer_rounds_than_there_are_is_refused(config, finished):
-    line = "local has 3 rounds in .*, and rounds is 1; a run does not go back: set rounds to 3"
+    line = "local has 3 rounds in .*, but rounds is 1; a run cannot go back: set rounds to 3"
     refusals(config, finished, line, rounds=1)
 
 

@@ -98,7 +98,7 @@ def test_a_file_is_never_opened_for_writing_through_a_link(foreign, mode):
 def test_an_entry_has_a_folder_of_its_own(label):
     entry = {"method": "local", "options": {}, "training": {}, "model": {}, "tuned": ""}
     assert recorded(entry | {"label": "/"}).folder == "_"
-    with pytest.raises(ValueError, match="cannot be the name of a folder"):
+    with pytest.raises(ValueError, match="cannot be a folder's name"):
         recorded(entry | {"label": label})
 
 

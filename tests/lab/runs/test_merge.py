@@ -45,11 +45,11 @@ def test_entries_of_several_folders_are_one_run(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seed": 1}, "no parts of one run: seed is 0 there and 1 here"),
+        ({"seed": 1}, "not parts of one run: seed is 0 there and 1 here"),
         ({"rounds": 2}, "rounds is 1 there and 2 here"),
         ({"partition__seed": 7}, "partition.seed is 1 there and 7 here"),
         ({"data": "c"}, "the run's data is 'a' there and 'c' here"),
-        ({"version": 2}, "is of version 2, and this program reads 3"),
+        ({"version": 2}, "has version 2, but this program reads 3"),
     ],
 )
 def test_unlike_runs_are_refused(tmp_path, other, message):
@@ -76,7 +76,7 @@ def test_own_files_of_a_part_are_those_of_its_entries(tmp_path):
     assert whole["own_methods"] == noted["own_methods"] and whole["weights"] == {"cnn1": "1"}
     changed = {"own_methods": {"mine": "another sum"}}
     other = part(tmp_path / "d", "fd", notes=changed)
-    with pytest.raises(ValueError, match=r"d is no part of .* its mine \(own_methods\) was"):
+    with pytest.raises(ValueError, match=r"d is not part of .* its mine \(own_methods\) was"):
         merge([first, second, other], tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -85,9 +85,9 @@ def test_one_folder_an_entry_twice_and_a_folder_that_is_there_are_refused(tmp_pa
     first, second = part(tmp_path / "a", "local"), part(tmp_path / "b", "fedtgp", "local")
     with pytest.raises(ValueError, match="two or more folders"):
         merge([first], tmp_path / "c")
-    with pytest.raises(ValueError, match=r"local is in .*a and in .*b; take one away"):
+    with pytest.raises(ValueError, match=r"local is in .*a and in .*b; remove one"):
         merge([first, second], tmp_path / "c")
-    with pytest.raises(ValueError, match="a is there already; choose another --workdir"):
+    with pytest.raises(ValueError, match="a already exists; choose another --workdir"):
         merge([second, first], first)
     with pytest.raises(FileNotFoundError, match=r"no run in .*d: config.json is missing"):
         merge([first, tmp_path / "d"], tmp_path / "c")
@@ -104,5 +104,5 @@ def test_a_share_of_the_entries(tiny_config):
     for text in ("0/3", "4/3", "1", "a/b", "1/0"):
         with pytest.raises(ValueError, match=f"--entries is '{text}'; it must be a share"):
             share_of(config, text)
-    with pytest.raises(ValueError, match="there are 5 entries alone"):
+    with pytest.raises(ValueError, match="there are only 5 entries"):
         share_of(config, "6/6")

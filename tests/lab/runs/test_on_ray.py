@@ -126,7 +126,7 @@ def test_rows_of_a_stopped_run_are_in_its_folder(tmp_path):
 def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "SEEN", -1.0)
     place = tasks.Workplace(tmp_path / "far", "another sum", str(tmp_path), (), None, 1)
-    message = r"does not see .*far as the machine does that started"
+    message = r"does not see .*far like the machine that started"
     with pytest.raises(OSError, match=message), tasks.in_place(place, lambda event: False):
         pass
 
@@ -146,7 +146,7 @@ def test_a_task_takes_an_accelerator_or_cores():
     ("flags", "message"),
     [
         ({"_TASK_CORES": 2}, "--task_cores is given without --on; a cluster needs --on=ray"),
-        ({"_ON": "ray", "_COORDINATOR": "localhost:1234"}, "--on is given beside --coordinator"),
+        ({"_ON": "ray", "_COORDINATOR": "localhost:1234"}, "--on is given with --coordinator"),
     ],
 )
 def test_flags_that_do_not_go_together_are_one_line(flags, message, monkeypatch):
@@ -279,7 +279,7 @@ def test_a_worker_that_is_killed_and_ctrl_c_leave_the_folder_of_one_process(tiny
     stopped.send_signal(signal.SIGINT)
     text = stopped.communicate(timeout=120)[0]
     assert stopped.returncode == 128 + signal.SIGINT, text
-    assert "stopped by SIGINT; what was done is saved below" in text
+    assert "stopped by SIGINT; finished work is saved in" in text
     assert list((tmp_path / "many").glob("*/metrics.jsonl"))
 
     again = start(tiny_config, tmp_path / "many", ROUNDS, "--on=ray")

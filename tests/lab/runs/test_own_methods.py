@@ -115,7 +115,7 @@ def test_a_config_imports_the_modules_beside_it(written, monkeypatch, tmp_path):
 
 
 def test_a_run_is_known_again_where_it_is_trusted(run, written):
-    line = rf"beside is none of the library's methods: {written} registers it; .* by --trust"
+    line = rf"beside is not one of the library's methods: {written} registers it; .* with --trust"
     for call in (load_run, report_run):
         with refused(line):
             call(run)
@@ -132,7 +132,9 @@ def test_a_partition_of_ones_own_is_known_again_too(run, written, monkeypatch):
 
     beside.__module__, beside.__qualname__ = "method_beside", "beside"
     monkeypatch.setitem(FACTORIES, "beside", beside)
-    line = rf"in_turn is none of the library's partitions: {written} registers it; .* by --trust"
+    line = (
+        rf"in_turn is not one of the library's partitions: {written} registers it; .* with --trust"
+    )
     with pytest.raises(ValueError, match=line):
         load_run(run)
     assert load_run(run, trust=True).run.partitions[0][1].test.tolist() == [1, 5]
@@ -167,7 +169,7 @@ def test_a_config_file_that_registers_it_no_more_is_named(run, written, tiny_con
 def test_a_run_that_knows_no_config_file_says_what_to_do(run):
     with edited(run / "config.json") as content:
         content["run"]["own_methods"] = {"beside": None}
-    with pytest.raises(ValueError, match=r"has noted no config file that registers it; register"):
+    with pytest.raises(ValueError, match=r"recorded no config file that registers it; register"):
         load_run(run, trust=True)
 
 

@@ -48,7 +48,7 @@ def test_the_samples_of_another_set_lie_behind_the_clients(tmp_path):
 
 def test_a_public_set_that_nothing_reads_is_said():
     (line,) = [line for line in notes(plan(config_of(method="local"))) if "public" in line]
-    assert line.startswith("30 samples are public (dataset.public), and no method of this run")
+    assert line.startswith("30 samples are public (dataset.public), but no method of this run")
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_run_of_another_version_is_refused(config, copied, version):
     with edited(copied / "config.json") as content:
         content["run"]["version"] = version
     for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-        with pytest.raises(ValueError, match=f"version {version}, and this .* reads {VERSION}"):
+        with pytest.raises(ValueError, match=f"version {version}, but this .* reads {VERSION}"):
             call()
 
 
@@ -137,7 +137,7 @@ def test_a_run_of_another_version_is_refused(config, copied, version):
 @pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
 def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
     (tmp_path / "config.json").write_text(nest % ('{"b":[' * depth + "]}" * depth))
-    message = r"config\.json (is not readable as JSON|has values in more than 32 levels)"
+    message = r"config\.json (is not readable as JSON|has values nested more than 32 levels)"
     with pytest.raises(ValueError, match=message):
         read_folder(tmp_path)
 
@@ -167,7 +167,7 @@ def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, co
     before = contents(folder)
     (history,) = train_and_evaluate(config, copied, warn=warnings.append).histories["local"]
     assert len(warnings) == (1 if what == "deleted" else 3)
-    assert f"starts again at round 0, and what was there is now in {folder}" in warnings[-1]
+    assert f"restarts at round 0, and its old files are now in {folder}" in warnings[-1]
     assert contents(folder / "set_aside_1") == before
     rows = [json.loads(line) for line in before[Path("metrics.jsonl")].splitlines()]
     assert [row["clients"] for row in history] == [row["clients"] for row in rows]
@@ -183,7 +183,7 @@ def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeyp
     ]
     assert contents(copied) == before and result.files == []
     more = dataclasses.replace(config, rounds=4)
-    with pytest.raises(ValueError, match="local cannot be written to, and local is not finished"):
+    with pytest.raises(ValueError, match="local cannot be written to, but local is not finished"):
         train_and_evaluate(more, copied)
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_written_ends_a_run_in_a_line_and_it_goes_on(
     warnings = []
     # No program depends on how files are written; after `monkeypatch` all would be made again.
     with mock.patch.object(np, "savez", failing):
-        with refused(f"cannot be written: .*{os.strerror(code)}; what was saved", Unwritable):
+        with refused(f"cannot be written: .*{os.strerror(code)}; earlier saves", Unwritable):
             train_and_evaluate(config, copied)
         train_and_evaluate(config, copied, warn=warnings.append)
     assert not warnings

@@ -99,7 +99,7 @@ def test_a_signal_saves_what_was_done(run_module, tiny_config, finished, tmp_pat
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
-    assert "saved below" in errors
+    assert "work is saved in" in errors
     rows = metrics(workdir, "fedtgp")
     assert rows[:4] == metrics(finished[0], "fedtgp")[: len(rows)]
     steps = [int(p.name) for p in (workdir / "fedtgp" / "checkpoints").iterdir()]

@@ -149,7 +149,7 @@ def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path)
 
     table = tmp_path / "devices.csv"
     config.devices_profile.csv = str(table)
-    for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "began from another")):
+    for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "started from another")):
         table.write_text("client,up\n" + "".join(f"{i},{speed}\n" for i in range(4)))
         with pytest.raises(error, match=line):
             run(config, tmp_path / "search", labels=["local"], tasks=Tasks(stop, None))
@@ -197,7 +197,7 @@ def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
     assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
     text = described_space(space_of("local", typed_config(config), recipe))
     assert text.endswith(", training.batch_size 64 or 512, training.epochs 1 or 10")
-    with pytest.raises(ValueError, match="--over names 'weight'; beside --fair it must name"):
+    with pytest.raises(ValueError, match="--over names 'weight'; with --fair it must name"):
         fairly_tuned(config, ["fedproto"], "", recipe=parse_space(["weight=1,2"]))
 
 
@@ -263,7 +263,7 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     tell = messages.append
     result = run(config, tmp_path / "both", 0, points, tell=tell)
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
-    left_out = r"left out, clients \[.+\] not finite in round \d of trial 0"
+    left_out = r"skipped, clients \[.+\] not finite in round \d of trial 0"
     assert any(re.search(left_out, line) for line in messages)
     assert f"| {points[1]} | not finite |" in table(result)
     assert run(config, tmp_path / "both", 0, points, tell=tell).best == points[0]

@@ -70,7 +70,7 @@ def test_a_search_minimises_the_error(homes, tmp_path):
 
 def test_targets_of_a_comparison():
     assert chosen_aim("accuracy", 20.0, None, "regression").target == 20
-    with pytest.raises(ValueError, match="--target_share and --target_score are of accuracies"):
+    with pytest.raises(ValueError, match="--target_share and --target_score are for accuracies"):
         chosen_aim("accuracy", None, 0.9, "regression")
     with pytest.raises(ValueError, match="must be a finite RMSE above 0"):
         chosen_aim("accuracy", -1.0, None, "regression")

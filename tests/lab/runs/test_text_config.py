@@ -70,7 +70,7 @@ def test_a_folders_model_needs_its_tokenizer(tmp_path):
     config.dataset.name = f"text:{tmp_path / 'texts.csv'}"
     config.partition = fl.partition_config("dirichlet", 2, alpha=100.0)
     config.model.group, config.method = group, fl.method_config("local")
-    with pytest.raises(ValueError, match=r"the tokens of its own tokenizer alone; give"):
+    with pytest.raises(ValueError, match=r"only knows its own tokenizer's tokens; set"):
         plan(config)
     with trusting(False):  # a folder runs no code
         settled = settle(config)
