@@ -100,7 +100,7 @@ HERE = "--superlink=127.0.0.1:1"
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([*CLIENT, HERE, "--insecure"], "none.npz: there is no such file"),
+        ([*CLIENT, HERE, "--insecure"], "none.npz: no such file"),
         ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is only for this"),
         ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
         ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this"),

@@ -174,7 +174,7 @@ class Checkpointer:
                     raise  # the checkpoint may be intact, and skipping it would repeat training
                 lines = str(error).splitlines()
                 reason = lines[0][:300] if lines else type(error).__name__
-                warn(f"checkpoint {path} cannot be read ({reason}); trying the one before it")
+                warn(f"checkpoint {path} cannot be read ({reason}); trying the previous one")
                 continue
             self._placements, self._reached = [placed], step
             return state, history
@@ -302,7 +302,7 @@ def read(
     rows = {segment: entry["rows"] for segment, entry in held.items()}
     history = sealed.read_json(path, "history.json")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-        raise ValueError(f"{path / 'history.json'} is no list of rows")
+        raise ValueError(f"{path / 'history.json'} is not a list of rows")
     return state, segments.Placement(state.round, where, rows), history
 
 
@@ -322,8 +322,8 @@ def check_sums(path: Path, sums: Mapping[str, str]) -> None:
         differing.remove("method")  # it includes the training
     if differing:
         raise OtherSimulation(
-            f"{path} was saved from a simulation of another {', '.join(differing)}; load it "
-            "with the simulation that was saved, whose state another may start from: "
+            f"{path} was saved from a simulation with another {', '.join(differing)}; load it "
+            "with the saved simulation, whose state another one can start from: "
             "fl.run(other, rounds, state=state)"
         )
 
@@ -418,7 +418,7 @@ def load(folder: Path | str, simulation: Simulation) -> tuple[SimulationState, l
     restored = Checkpointer(Path(folder) / CHECKPOINTS, simulation, sums=sums).restore()
     if restored is None:
         raise ValueError(
-            f"{folder} has no checkpoint of this simulation that can be read; fl.save(folder, "
+            f"{folder} has no readable checkpoint of this simulation; fl.save(folder, "
             "simulation, state, history) writes one"
         )
     return restored

@@ -107,11 +107,11 @@ def read_runs(workdir: Path | str) -> list[list[Row]]:
                 broken = f"{path}, line {number} is not readable as JSON ({error})"
                 continue
             if wrong := _wrong_column(row):
-                raise ValueError(f"{path}, line {number} is no row of a run: {wrong}")
+                raise ValueError(f"{path}, line {number} is not a row of a run: {wrong}")
             if score_of(row) in row:
                 scores.add(score_of(row))
             if len(scores) > 1:
-                raise ValueError(f"{path}, line {number} is of another task than lines before it")
+                raise ValueError(f"{path}, line {number} is of another task than earlier lines")
             runs[row["trial"]].append(row)
         else:
             broken = None
@@ -127,7 +127,7 @@ _OF_CLIENTS = ("not_finite", "refused", "miscounted", "late", "arrived_late")
 def _wrong_column(row: Any) -> str:
     """Describes the first value of a row whose type differs from what runs write; "" if none."""
     if not isinstance(row, dict):
-        return f"it is {short(row)}, no object"
+        return f"it is {short(row)}, not an object"
     for name in ("trial", "round"):
         if name not in row:
             return f"it has no {name}"
@@ -150,9 +150,9 @@ def _wrong_column(row: Any) -> str:
         if not right:
             return f"{short(name)} is {short(value)}"
     if ("score" in row) != ("better" in row):
-        return "of score and better it has one alone"
+        return "it has only one of score and better"
     lengths = {len(row[name]) for name in ("clients", "client_ids") if name in row}
-    return "it has other clients than client_ids" if len(lengths) > 1 else ""
+    return "its clients do not match client_ids" if len(lengths) > 1 else ""
 
 
 def _is_number(value: Any) -> bool:

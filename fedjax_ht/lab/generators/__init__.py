@@ -49,7 +49,7 @@ def open_generator(path: str | Path) -> Generator:
         return _users_generator(name)
     if not path.exists():
         raise FileNotFoundError(
-            f"no generator at {path}; those that come with the library are named without a folder: "
+            f"no generator at {path}; the library's own are named without a folder: "
             f"{', '.join(SHIPPED)}"
         )
     # Each kind is imported only when needed: diffusion imports torch.

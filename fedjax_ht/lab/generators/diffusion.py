@@ -74,8 +74,8 @@ def load_diffusion(
     channels, width = networks.vae.config.latent_channels, networks.prompts.shape[-1]
     if channels != shape[0] or width != prompt_width:
         raise ValueError(
-            f"{path}: the unet takes {shape[0]} channels and prompts of {prompt_width}; the vae "
-            f"has {channels}, the text encoder {width}"
+            f"{path}: the unet takes {shape[0]} channels and prompts of {prompt_width}, but the "
+            f"vae has {channels}, the text encoder {width}"
         )
     dim = int(np.prod(shape))
 

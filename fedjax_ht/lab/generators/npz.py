@@ -52,7 +52,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         metadata = json.loads(str(file[METADATA]))
         values = {name: file[name] for name in file if name != METADATA}
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):
-        raise ValueError(f"{path}: its metadata does not say of what format the generator is")
+        raise ValueError(f"{path}: its metadata lacks the generator's format")
     return metadata, values
 
 
@@ -66,7 +66,7 @@ def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]
         if arrays[name].shape != shape:
             raise ValueError(f"{name} is of shape {arrays[name].shape}; expected {shape}")
         if not np.isfinite(arrays[name]).all():
-            raise ValueError(f"{name} holds values that are not finite")
+            raise ValueError(f"{name} has non-finite values")
 
 
 def card(metadata: Mapping[str, Any]) -> Card:

@@ -156,7 +156,7 @@ def _storage(record: Any) -> np.ndarray:
         case safe_pickle.Call(args=(content,)) if type(record).__name__ == "_load_from_bytes":
             # protocol 2 has no bytes, and writes them as a call
             return read_storage(safe_pickle.build(content))
-    raise ValueError("a tensor without its numbers")
+    raise ValueError("a tensor without its values")
 
 
 def _recorded(function: type, args: Any, state: Any) -> safe_pickle.Call:
@@ -198,7 +198,7 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
         synthesis = root.module("synthesis")
         if "layer_names" not in synthesis.state:
             raise ValueError(
-                f"G_ema's synthesis, a {synthesis.class_name}, has no layer_names; it is no "
+                f"G_ema's synthesis, a {synthesis.class_name}, has no layer_names; it is not a "
                 "StyleGAN3 or StyleGAN-XL"
             )
         return _read(root, synthesis)
@@ -333,7 +333,7 @@ def _check_network(network: stylegan3.Network, num_arrays: int) -> None:
         raise ValueError("the synthesis has no layers")
     if network.mapping_layers > num_arrays:
         raise ValueError(
-            f"it says {short(network.mapping_layers)} mapping layers and holds {num_arrays} arrays"
+            f"it has {short(network.mapping_layers)} mapping layers but only {num_arrays} arrays"
         )
     channels, (width, height) = network.layers[0].inputs, network.size
     for i, layer in enumerate(network.layers):

@@ -36,7 +36,7 @@ def why_silent(name: str, runs: Runs, rounds: int | None) -> str | None:
     return (
         f"{name} stopped in round {rows[-1]['round']}: since round {last} nothing has arrived "
         f"that is {accepted}{suspects}; "
-        "set a larger give_up to go on, or robust to defend the server"
+        "raise give_up to continue, or set robust to defend the server"
     )
 
 
@@ -68,7 +68,7 @@ def named(ids: Sequence[int | str], most: int | None = None) -> str:
 
 
 TROUBLES = {
-    "not_finite": "not finite, left out of the round: {}",
+    "not_finite": "not finite, excluded from the round: {}",
     "server_finite": "the server's step was not finite; its last state was kept",
     "far_off": "outlying uploads: {}",
     "refused": "outlying uploads refused, by refuse_outliers: {}",

@@ -199,7 +199,7 @@ def compared(
             unequal[label] = reasons
         stored[label] = identity or identities[label]
     if len({score_in({label: runs}) for label, runs in shown.items()}) > 1:
-        raise ValueError(f"{workdir}: its entries have scores of several tasks; leave some out")
+        raise ValueError(f"{workdir}: its entries have scores of several tasks; remove some")
     shared = ""
     trained = {label: stored[label] for label in shown}
     if len(shown) > 1:

@@ -117,7 +117,7 @@ def read_json(path: Path, kind: type[T], limit: int = limits.TEXT_BYTES) -> T:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON ({error})") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{path} holds no JSON {'object' if kind is dict else 'list'}")
+        raise ValueError(f"{path} is not a JSON {'object' if kind is dict else 'list'}")
     return value
 
 
@@ -147,13 +147,13 @@ class Zip:
         self._left = limits.decompressed(size_of(file))
         every = self._archive.infolist()
         if _listed(file) not in (len(every) % _MANY, _MANY - 1):  # the latter in zip64
-            raise zipfile.BadZipFile("it does not list as many files as it says")
+            raise zipfile.BadZipFile("it lists fewer or more files than it declares")
         for entry in every:
             # the output of other methods cannot be bounded
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(
-                    f"{entry.filename} is compressed in a way that is not read; stored and "
-                    "deflated are"
+                    f"{entry.filename} has an unsupported compression; only stored and "
+                    "deflated are read"
                 )
             # compares the names, so that a flipped bit loses none
             self._archive.open(entry).close()
@@ -168,7 +168,7 @@ class Zip:
         with self._archive.open(entry) as file:
             yield file
             if file.read(1) or file.tell() != entry.file_size:
-                raise ValueError(f"{name} is longer or shorter than it says")
+                raise ValueError(f"{name} is longer or shorter than declared")
 
     def read(self, name: str, limit: float | None = None) -> bytearray:
         """Returns the content of one file; `limit` is `limits.FILE_BYTES` by default."""
@@ -315,7 +315,7 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
         # raised by the system, not by a reader
         if isinstance(error, FileNotFoundError) and error.errno:
-            line = "there is no such file, in the current folder or below data_dir"
+            line = "no such file in the current folder or below data_dir"
         named: Any = kind(f"{path}: {line}; expected {origin.expected}, {origin.how}")
         named.names_its_file = True
         raise named from error
@@ -353,7 +353,7 @@ def files_below(folder: Path) -> Iterator[Path]:
             path = Path(parent, name)
             # os.walk would go round until the path is too long
             if path.is_symlink() and Path(parent).resolve().is_relative_to(path.resolve()):
-                raise ValueError(f"{path} is a link to a folder that it is in; take it away")
+                raise ValueError(f"{path} is a link to a folder that contains it; remove it")
         for file in sorted(name for name in files if not name.startswith(".")):
             yield Path(parent, file)
 

@@ -32,7 +32,7 @@ def keep(what: str, value: int, limit: float, unit: str = "bytes") -> None:
       ValueError: `value` is above the limit.
     """
     if value > limit:
-        raise ValueError(f"{what} has {short(value)} {unit}, more than the {limit:,} that are read")
+        raise ValueError(f"{what} has {short(value)} {unit}, more than the allowed {limit:,}")
 
 
 def decompressed(size: int) -> int:

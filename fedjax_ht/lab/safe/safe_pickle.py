@@ -71,7 +71,7 @@ def check_keys(keys: Iterable[Any]) -> None:
             if is_large or not isinstance(part, _KEYS):
                 kind = type(part).__name__
                 raise ValueError(
-                    f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits"
+                    f"the pickle has a key of type {kind}; keys must be strings or 64-bit numbers"
                 )
 
 
@@ -274,7 +274,7 @@ def _build_call(call: Call, done: dict[int, Any]) -> Any:
         case "encode", (str() as text, "latin1"), None:  # how protocol 2 writes bytes
             return text.encode("latin1")
     raise ValueError(
-        f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in"
+        f"the pickle uses numpy's {type(call).__name__} in a form that numpy never writes"
     )
 
 
@@ -284,7 +284,7 @@ def _dtype(call: Call) -> np.dtype:
             _PLAIN_DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
         ):
             return np.dtype(code).newbyteorder(order)
-    raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
+    raise ValueError("the pickle holds an array of neither numbers nor plain objects")
 
 
 def _array(shape: tuple[int, ...], dtype: np.dtype, order: Any, data: Any) -> np.ndarray:

@@ -63,7 +63,7 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
             args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)
         ) if isinstance(name, str):
             return _strided(name, storage(where), offset, shape, strides)
-    raise ValueError(f"the entry {short(name)} is no tensor; expected tensors by name")
+    raise ValueError(f"the entry {short(name)} is not a tensor; expected tensors by name")
 
 
 def kind_and_key(persistent_id: Any) -> tuple[str, str]:
@@ -71,7 +71,7 @@ def kind_and_key(persistent_id: Any) -> tuple[str, str]:
         # files of torch.save have five parts; streams of one storage append a None
         case ("storage", type() as kind, str() as key, _, _, *rest) if rest in ([], [None]):
             return kind.__name__, key
-    raise ValueError("a tensor's storage is in none of torch's formats")
+    raise ValueError("a tensor's storage is not in a torch format")
 
 
 def _strided(
@@ -88,9 +88,7 @@ def _strided(
         # with strides of 0, a few numbers could be a huge tensor
         is_sound = max(last + 1, math.prod(shape)) <= len(storage)
     if not is_sound:
-        raise ValueError(
-            f"the tensor {short(name)} does not lie in its storage; the file is damaged"
-        )
+        raise ValueError(f"the tensor {short(name)} lies outside its storage; the file is damaged")
     steps = [stride * storage.itemsize for stride in strides]
     view = np.lib.stride_tricks.as_strided(storage[offset:], shape, steps)
     return np.asarray(view, order="C")
@@ -148,7 +146,7 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     torch = dict.fromkeys((".pth", ".pt", ".tar"), _read_torch)
     readers = torch | {".safetensors": _read_safetensors, ".npz": _read_npz}
     if path.suffix not in readers:
-        raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
+        raise ValueError(f"{path}: weights must be in a file that ends in {', '.join(readers)}")
     try:
         return _unprefixed(readers[path.suffix](path))
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -202,7 +200,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
             names = file.keys()
             return {name: _tensor(file, name) for name in names}
     except safetensors.SafetensorError as error:
-        raise ValueError(f"no safetensors file of numbers: {error}") from error
+        raise ValueError(f"not a safetensors file of numbers: {error}") from error
 
 
 def _tensor(file: Any, name: str) -> np.ndarray:
@@ -265,7 +263,7 @@ def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
 def _entry(archive: Zip, name: str) -> bytearray:
     # torch compresses nothing, so a storage is never larger than the file.
     if archive.entries[name].compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"the entry {name} is compressed; torch writes none that is")
+        raise ValueError(f"the entry {name} is compressed; torch never compresses entries")
     return archive.read(name, math.inf)
 
 
@@ -282,13 +280,13 @@ def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
     magic, version, system = [_TorchRecorder(file).load() for _ in range(3)]
     is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
     if not is_known or not system.get("little_endian"):
-        raise ValueError("it is in none of torch's formats, or of a big-endian machine")
+        raise ValueError("it is not in a torch format, or is from a big-endian machine")
     recorder = _TorchRecorder(file)
     content = recorder.load()
     kinds = {key: kind for kind, key in map(kind_and_key, recorder.storages)}
     keys = _TorchRecorder(file).load()
     if sorted(keys) != sorted(kinds):
-        raise ValueError("it does not hold the storages that it names; the file is damaged")
+        raise ValueError("its storages differ from those it names; the file is damaged")
     storages, end = {}, size_of(file)
     for key in keys:
         dtype = np.dtype(STORAGES[kinds[key]])

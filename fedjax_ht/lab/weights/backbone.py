@@ -99,13 +99,13 @@ def find_backbone(name: str) -> tuple[str, Path]:
         raise ValueError(unknown("backbone", group, EXTRACTORS))
     file = Path(place).expanduser() if place else _packaged(group)
     if not file.is_file():
-        raise FileNotFoundError(f"backbone {name!r}: there is no file {file}")
+        raise FileNotFoundError(f"backbone {name!r}: no file {file}")
     return group, file
 
 
 def _packaged(name: str) -> Path:
     """Returns the weights file in an architecture's package."""
-    remedy = f"name its file of weights, {name}:FILE"
+    remedy = f"name its weights file, {name}:FILE"
     if package := PACKAGES.get(name):
         spec = importlib.util.find_spec(package.replace("-", "_"))
         if spec is not None and spec.origin is not None:
@@ -148,8 +148,8 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
     features = _stored(places, len(dataset.labels))
     if features is None:
         _LOGGER.warning(
-            f"{dataset.name}: the features of {len(dataset.labels):,} images are computed once, "
-            "and kept for later runs"
+            f"{dataset.name}: the features of {len(dataset.labels):,} images are computed once "
+            "and reused by later runs"
         )
         features = extract_features(dataset, *load_backbone(name, shape, dataset.preprocess)).inputs
         _store(places, features)

@@ -105,7 +105,7 @@ def starting_weights(
     weights = jax.tree.map(np.asarray, weights)
     for path, array in own_names(weights).items():
         if not np.isfinite(array).all():
-            raise ValueError(f"{path} has values that are not finite")
+            raise ValueError(f"{path} has non-finite values")
     return weights
 
 
@@ -287,7 +287,7 @@ def with_weights(
     if unused:
         warnings.warn(
             f"the weights of {', '.join(sorted(unused))} have heads, which stay random: "
-            "give head=True to load them, or head=False to leave them out",
+            "give head=True to load them, or head=False to skip them",
             stacklevel=4,  # above the decorators for numerics and arguments
         )
     return dataclasses.replace(federation, buckets=buckets)
@@ -302,7 +302,7 @@ def _compare_classes(file: str, rows: Sequence[str], given: Sequence[str] | None
     if sorted(plain) == sorted(own):
         raise ValueError(
             f"{line}, the data's classes {listed(list(given or ()))}; put these in the same order, "
-            "or leave the head out"
+            "or skip the head"
         )
     warnings.warn(f"{line}; the data's classes must be these, in this order", stacklevel=6)
 

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_simulation_is_refused(tmp_path):
     simulation = simulation_of()
     save(tmp_path, simulation, simulation.init(), [])
     for name, (other, part) in OTHERS.items():
-        with pytest.raises(ValueError, match=rf"a simulation of another {part}; load") as error:
+        with pytest.raises(ValueError, match=rf"a simulation with another {part}; load") as error:
             load(tmp_path, simulation_of(**other))
         assert "\n" not in str(error.value), name
     same = fl.SimulationOptions(lanes=1, devices=1, client_store="host", time_stages=True)
@@ -129,7 +129,9 @@ def test_sums_are_the_same_in_another_process():
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match=r"has no checkpoint of this simulation .* fl\.save\("):
+    with pytest.raises(
+        ValueError, match=r"has no readable checkpoint of this simulation .* fl\.save\("
+    ):
         load(tmp_path / "none", toy_simulation())
 
 

@@ -18,7 +18,7 @@ def with_layer(**fields):
         (SMALL, {"layers/0/bias": None}, "the arrays layers/0/bias are missing or unknown"),
         (SMALL, {"layers/2/bias": np.ones(3)}, "the arrays layers/2/bias are missing"),
         (SMALL, {"average": np.ones(3)}, r"average is of shape \(3,\); expected \(7, 8\)"),
-        (SMALL, {"average": np.full((7, 8), np.nan)}, "average holds values that are not"),
+        (SMALL, {"average": np.full((7, 8), np.nan)}, "average has non-finite values"),
         (with_layer(outputs=6), {}, "layer 1 does not fit the one before it"),
         (with_layer(padding=(-9, -9, 9, 9)), {}, "leaves an image of -"),
         (SMALL._replace(mapping_layers=10**12), {}, r"says 1,000,000,000,000 mapping layers"),
@@ -36,4 +36,4 @@ def test_other_npz_files(tmp_path):
     npz.write(path, {"format": "vae"}, Card("x"), {})
     refused(r"x\.npz: holds a generator of format 'vae'; expected", open_generator, path)
     np.savez(path, metadata=np.array("[1]"))
-    refused(r"x\.npz: its metadata does not say of what format", open_generator, path)
+    refused(r"x\.npz: its metadata lacks the generator's format", open_generator, path)

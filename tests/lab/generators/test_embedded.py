@@ -149,7 +149,7 @@ def rewrite(path, **entries):
     [
         ({"constant": None}, "no embedded generator: 'constant' is missing"),
         ({"average": np.zeros(9)}, r"is of shape \(7, 6\); expected \(9, 6\)"),
-        ({"image/bias": np.full(1, np.nan)}, "image/bias holds values that are not finite"),
+        ({"image/bias": np.full(1, np.nan)}, "image/bias has non-finite values"),
         ({"convolutions/1/kernel": np.zeros(3)}, "no embedded generator"),
         ({"metadata": None}, "not an .npz with an entry metadata"),
         ({"metadata": np.array("{")}, "not an .npz with an entry metadata that is JSON"),

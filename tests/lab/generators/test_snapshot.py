@@ -172,7 +172,7 @@ LEFT = "bytes are left for a storage of 6 numbers"
 DAMAGE = {
     "of another length": (storage(ARRAY.ravel())[:-4], LEFT),
     "cut inside a number": (storage(ARRAY.ravel())[:-1], LEFT),
-    "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
+    "without its numbers": (storage(ARRAY.ravel()[:0]), "lies outside its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
     "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage"),
     "cut": (b"\x80", "damaged pickle"),

@@ -178,4 +178,4 @@ def test_limits_of_leaf(shakespeare, monkeypatch):
     assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2", *leaf)
     assert_limited(monkeypatch, "JSON_MARKS", 9, "brackets and commas, more than the 9", *leaf)
     assert_limited(monkeypatch, "JSON_OBJECTS", 2, "objects, more than the 2", *leaf)
-    assert_limited(monkeypatch, "FILE_BYTES", 50, "more than the 50 that are read", *leaf)
+    assert_limited(monkeypatch, "FILE_BYTES", 50, "more than the allowed 50", *leaf)

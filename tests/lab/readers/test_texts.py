@@ -112,9 +112,9 @@ def assert_limited(monkeypatch, limit, value, message, name, data_dir):
 
 def test_limits_of_texts(ag_news, monkeypatch):
     for limit, value, message in (
-        ("TEXTS", 4, "the set has 5 texts, more than the 4 that are read"),
-        ("WORDS", 5, "different words, more than the 5 that are read"),
-        ("TEXTS_BYTES", 50, "more than the 50 that are read"),
+        ("TEXTS", 4, "the set has 5 texts, more than the allowed 4"),
+        ("WORDS", 5, "different words, more than the allowed 5"),
+        ("TEXTS_BYTES", 50, "more than the allowed 50"),
     ):
         assert_limited(monkeypatch, limit, value, message, "ag_news", ag_news)
 

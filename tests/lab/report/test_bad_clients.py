@@ -54,10 +54,10 @@ def test_the_largest_outliers_are_named():
 def test_trouble_of_every_trial_is_told_once_a_client():
     notes = Notes()
     row = {"trial": 0, "round": 3, "not_finite": [2], "server_finite": True, "far_off": []}
-    first = ["not finite, left out of the round: client 2"]
+    first = ["not finite, excluded from the round: client 2"]
     assert notes.of("local", row) == first
     assert notes.of("local", row | {"round": 4}) == []
-    others = ["not finite, left out of the round: clients 5, 6"]
+    others = ["not finite, excluded from the round: clients 5, 6"]
     assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == others
     assert notes.of("local", row | {"trial": 1}) == first
     assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
@@ -84,7 +84,7 @@ def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, t
     fields = {"trials": 2, "rounds": 4, "evaluate": {"every": 4}, "devices": 1}
     config = config_with(tiny_config, "local:training.learning_rate=1e30", **fields)
     execute(config, tmp_path)
-    note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
+    note = re.compile(r".*, trial ([01]), round [123]: not finite, excluded from the round: client")
     lines = [line for line in capfd.readouterr().err.splitlines() if "not finite" in line]
     assert {note.match(line)[1] for line in lines} == {"0", "1"}
 

@@ -101,7 +101,7 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
     assert "<pre>run 1 &lt; 2</pre>" in page and "+10.00" in page
     assert "weight=2.0; their origin is not recorded" in page
-    assert "not finite, left out of the round: client 2; in 2 rounds, first in round 0" in page
+    assert "not finite, excluded from the round: client 2; in 2 rounds, first in round 0" in page
 
 
 def test_the_page_names_the_library_and_its_commit(monkeypatch):
@@ -156,7 +156,7 @@ def test_a_round_of_several_trials_is_counted_once():
     both = runs(0.1, 0.6, trials=2, not_finite=[2], server_finite=False)
     broken, kept = warnings({"a": both})
     place = "in 2 rounds, first in round 0 (trial 0)"
-    assert broken == f"a: not finite, left out of the round: client 2; {place}"
+    assert broken == f"a: not finite, excluded from the round: client 2; {place}"
     assert kept == f"a: the server's step was not finite; its last state was kept; {place}"
 
 

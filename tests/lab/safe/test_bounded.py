@@ -67,7 +67,7 @@ def test_no_file_of_a_zip_is_lost_to_its_neighbour(tmp_path):
     first = content.index(b"PK\x01\x02")
     content[first + 32] = 46 + len("fileB")  # the length of the comment
     path.write_bytes(content)
-    with pytest.raises(zipfile.BadZipFile, match="does not list as many files"), opened_zip(path):
+    with pytest.raises(zipfile.BadZipFile, match="lists fewer or more files"), opened_zip(path):
         pass
 
 

@@ -129,9 +129,9 @@ def test_a_file_of_torch_before_1_6(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (stream(*OLD, version=1002), "in none of torch's formats"),
-        (stream(*OLD, little=False), "of a big-endian machine"),
-        (stream(*OLD, keys=["0", "1", "1"]), "does not hold the storages that it names"),
+        (stream(*OLD, version=1002), "not in a torch format"),
+        (stream(*OLD, little=False), "from a big-endian machine"),
+        (stream(*OLD, keys=["0", "1", "1"]), "storages differ from those it names"),
         (stream(*OLD, keys=[["0"], "1"]), "damaged pickle: TypeError"),
         (b"", "damaged pickle: EOFError"),
     ],
@@ -219,15 +219,15 @@ def test_other_names_of_torch_are_refused(tmp_path, name):
 )
 def test_tensors_outside_their_storage_are_refused(tmp_path, place):
     path = write(tmp_path / "x.pth", state_dict(x=tensor(**place)))
-    refused("tensor 'x' does not lie in its storage", path)
+    refused("tensor 'x' lies outside its storage", path)
 
 
 WHOLE = state_dict(x=tensor())
 REFUSED = {  # message -> the pickle, and how it is written
-    "entry 'epoch' is no tensor": (state_dict(x=tensor(), epoch=plain(3)), {}),
+    "entry 'epoch' is not a tensor": (state_dict(x=tensor(), epoch=plain(3)), {}),
     "holds a list; expected tensors by name": (b"\x80\x02].", {}),
     "holds a _rebuild_tensor_v2; expected tensors": (b"\x80\x02" + tensor() + b".", {}),
-    "entry 1 is no tensor": (b"\x80\x02}" + plain(1) + tensor() + b"s.", {}),
+    "entry 1 is not a tensor": (b"\x80\x02}" + plain(1) + tensor() + b"s.", {}),
     "damaged pickle": (WHOLE[:-9], {}),
     "damaged.*top/data/1": (state_dict(x=tensor(key="1")), {}),
     r"damaged.*top/data/\.\./data\.pkl": (state_dict(x=tensor(key="../data.pkl")), {}),

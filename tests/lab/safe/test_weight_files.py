@@ -18,7 +18,7 @@ def test_other_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
         load_state_dict(tmp_path / "none.pth")
     (tmp_path / "x.ckpt").write_bytes(b"")
-    refused(r"read from files that end in \.pth, \.pt, \.tar", tmp_path / "x.ckpt")
+    refused(r"in a file that ends in \.pth, \.pt, \.tar", tmp_path / "x.ckpt")
     (tmp_path / "x.npz").write_bytes(b"")
     refused(r"x\.npz: ", tmp_path / "x.npz")
     with zipfile.ZipFile(tmp_path / "zip.pt", "w") as archive:
@@ -52,7 +52,7 @@ def test_safetensors(tmp_path):
     np.testing.assert_array_equal(arrays["a"], np.array([[1], [2]], np.float32))
     assert arrays["b"].dtype == jnp.bfloat16 and arrays["b"].tolist() == [3]
     path = write_safetensors(tmp_path / "x.safetensors", values[:-1], **entries)
-    refused(r"x\.safetensors: no safetensors file", path)
+    refused(r"x\.safetensors: not a safetensors file", path)
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])

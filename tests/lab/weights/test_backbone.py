@@ -145,8 +145,8 @@ def test_without_a_backbone_its_module_is_not_loaded(config, monkeypatch):
 BAD = {
     "resnet5:x.pth": "unknown backbone 'resnet5'; did you mean 'resnet5",
     "mlp2:x.pth": "unknown backbone 'mlp2'",
-    "resnet18": "backbone 'resnet18' has no weights here; name its file of weights, resnet18:FILE",
-    "resnet18:none.pth": "backbone 'resnet18:none.pth': there is no file none.pth",
+    "resnet18": "backbone 'resnet18' has no weights here; name its weights file, resnet18:FILE",
+    "resnet18:none.pth": "backbone 'resnet18:none.pth': no file none.pth",
 }
 
 
@@ -161,7 +161,7 @@ def test_wrong_names_are_one_line_before_the_data_are_read(config, name):
 def test_weights_of_another_width_are_refused(config, tmp_path, weights):
     grey = write_weights(tmp_path / "grey_weights.npz", channels=1)
     wide = write_weights(tmp_path / "wide.npz", depth=10)
-    for file, line in ((grey, "conv1/kernel has shape"), (wide, "for which the model has no")):
+    for file, line in ((grey, "conv1/kernel has shape"), (wide, "which the model does not have")):
         config.dataset.backbone = f"resnet4:{file}"
         with pytest.raises(ValueError, match=f"{file.name}: these do not fit resnet4: .*{line}"):
             plan(config)
@@ -198,5 +198,5 @@ def test_a_folder_of_hugging_face(config, tmp_path):
     config.dataset.backbone = write_folder(tmp_path / "vit", "vit")
     assert plan(config).dataset.input_shape == (8,)
     config.dataset.backbone = f"hf:{tmp_path}/none"
-    with pytest.raises(FileNotFoundError, match=r"none': there is no file .*model\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"none': no file .*model\.safetensors"):
         plan(config)

@@ -118,7 +118,7 @@ BAD_FILES = {
     f"the file has no {LAYER}": {LAYER: None},
     rf"the file's {LAYER} has shape \(7, 8\), transposed": {LAYER: np.ones((8, 7), np.float32)},
     "the file has encoder.layer.2.x, for": {"encoder.layer.2.x": np.ones(3, np.float32)},
-    "has values that are not finite": {LAYER: np.full((8, 8), np.nan, np.float32)},
+    "has non-finite values": {LAYER: np.full((8, 8), np.nan, np.float32)},
 }
 
 
@@ -131,8 +131,8 @@ BAD_CONFIGS = {
     "hidden_act is 'tanh'; it must be one of gelu, ": {"hidden_act": "tanh"},
     "layer_norm_eps is nan; it must be a positive number": {"layer_norm_eps": float("nan")},
     "position_embedding_type is 'relative_key'; only": {"position_embedding_type": "relative_key"},
-    "texts have 6 tokens, and the model has 5 positions": {"max_position_embeddings": 5},
-    "has 20 token ids, and the data have 30; give the folder as the data's": {"vocab_size": 20},
+    "texts have 6 tokens, but the model has 5 positions": {"max_position_embeddings": 5},
+    "has 20 token ids, but the data have 30; also use the folder as": {"vocab_size": 20},
 }
 
 
@@ -149,7 +149,7 @@ def test_long_rotations_and_other_images_are_refused(tmp_path):
     scaling = {"rope_type": "yarn", "factor": 4.0}
     for field in ("rope_scaling", "rope_parameters"):
         group = write_folder(tmp_path / "llama", "llama", **{field: scaling})
-        with pytest.raises(ValueError, match=f"{field} is .*; only rotated positions without"):
+        with pytest.raises(ValueError, match=f"{field} is .*; only rotary positions without"):
             federation_of(group)
     group = write_folder(tmp_path / "vit", "vit", image_size=8)
     with pytest.raises(ValueError, match=r"takes images \(8, 8, 3\); a sample is \(4, 4, 3\)"):
@@ -181,19 +181,27 @@ OTHER_FILES = {
     "its pooling is max; only": {POOLING: {"pooling_mode": "max"}},
     "its pooling is none; only": {POOLING: {}},
     "pooling_mode_max_tokens is 2;": {POOLING: {"pooling_mode_max_tokens": 2}},
-    "2_Dense: a module 'Dense' is not built": {POOLING: MEAN, "modules.json": [*ENCODER, DENSE]},
-    "3_Dense: a module 'Dense' is not": {POOLING: MEAN, "3_Dense/config.json": {"in_features": 8}},
-    "a module 'their.Pooling' is not built": {"modules.json": [ENCODER[0], THEIRS]},
-    "is no module of the folder": {"modules.json": [module("Pooling", "../other")]},
-    "modules.json holds no JSON list": {"modules.json": {}},
+    "2_Dense: the module 'Dense' is not supported": {
+        POOLING: MEAN,
+        "modules.json": [*ENCODER, DENSE],
+    },
+    "3_Dense: the module 'Dense' is not": {
+        POOLING: MEAN,
+        "3_Dense/config.json": {"in_features": 8},
+    },
+    "the module 'their.Pooling' is not supported": {"modules.json": [ENCODER[0], THEIRS]},
+    "is not a module of the folder": {"modules.json": [module("Pooling", "../other")]},
+    "modules.json is not a JSON list": {"modules.json": {}},
     "truncate_dim is 4; only models": {SENTENCES: {"truncate_dim": 4}},
-    "default_prompt_name is 'query'; texts": {SENTENCES: PROMPTS},
-    "adapter_config.json: adapters of a folder are not read": {"adapter_config.json": {}},
+    "default_prompt_name is 'query'; prompts": {SENTENCES: PROMPTS},
+    "adapter_config.json: adapters in a folder are not supported": {"adapter_config.json": {}},
     "its pooling is 3; only": {POOLING: {"pooling_mode": 3}},
-    r"default_prompt_name is \['a'\]; texts": {SENTENCES: {"default_prompt_name": ["a"]}},
+    r"default_prompt_name is \['a'\]; prompts": {SENTENCES: {"default_prompt_name": ["a"]}},
     "is_decoder is True; only": {"config.json": {"is_decoder": True}},
     "pad_token_id is 1; only": {"config.json": {"pad_token_id": 1}},
-    "auto_map names code": {"config.json": {"auto_map": {"AutoModel": "modeling.Bert"}}},
+    "auto_map names the folder's own code": {
+        "config.json": {"auto_map": {"AutoModel": "modeling.Bert"}}
+    },
     "quantization_config is .*; only": {"config.json": {"quantization_config": {"bits": 4}}},
 }
 
@@ -218,7 +226,7 @@ def test_other_files_that_change_features_are_refused(message, tmp_path):
 def test_a_decoder_pools_its_last_token_alone(tmp_path):
     last = {POOLING: {"pooling_mode_lasttoken": True}}
     federation_of(with_files(tmp_path / "gpt2", "gpt2", last))
-    with pytest.raises(ValueError, match="its pooling is mean; only lasttoken is built"):
+    with pytest.raises(ValueError, match="its pooling is mean; only lasttoken is supported"):
         federation_of(with_files(tmp_path / "llama", "llama", {POOLING: MEAN}))
 
 
@@ -254,7 +262,9 @@ def test_a_folders_rule_for_pixels_is_compared(case, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fl.model_group(group, CLASSES, (4, 4, 3), preprocess=rule)
-    with pytest.warns(UserWarning, match="images are normalised by image_mean .* features are"):
+    with pytest.warns(
+        UserWarning, match="images are normalised by image_mean .* changes the features"
+    ):
         fl.model_group(group, CLASSES, (4, 4, 3), preprocess=fl.Pixels(0.4, 0.3))
 
 

@@ -81,7 +81,7 @@ class Settings(NamedTuple):
         """Rejects a field with another value than the only supported one, unless absent or null."""
         actual = self.fields.get(field)
         if actual is not None and actual != value:
-            raise self.wrong(field, f"only models with {value!r} are built")
+            raise self.wrong(field, f"only models with {value!r} are supported")
 
     def rotary_base(self) -> float:
         """Returns the base of rotary positions, which newer files have in "rope_parameters".
@@ -98,7 +98,7 @@ class Settings(NamedTuple):
             if isinstance(values, dict):
                 kind = values.get("rope_type", values.get("type", "default"))
             if kind != "default":
-                raise self.wrong(name, "only rotated positions without a scale are built")
+                raise self.wrong(name, "only rotary positions without scaling are supported")
             fields = fields | values
         return Settings(self.folder, fields).number("rope_theta", 10_000.0)
 
@@ -129,15 +129,17 @@ def read_settings(folder: Path) -> Settings:
     place = folder / "config.json"
     if not place.is_file():
         raise FileNotFoundError(
-            f"no config.json in {folder}; name a folder of Hugging Face's, with config.json and "
+            f"no config.json in {folder}; name a Hugging Face folder with config.json and "
             "model.safetensors"
         )
     settings = Settings(folder, read_json(place, dict, _BYTES))
     settings.require("quantization_config", None)
     if "AutoModel" in str(settings.fields.get("auto_map")).replace("AutoModelFor", ""):
-        raise ValueError(f"{place}: auto_map names code of the folder's own, which is not run")
+        raise ValueError(f"{place}: auto_map names the folder's own code, which is not run")
     if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder / 'adapter_config.json'}: adapters of a folder are not read")
+        raise ValueError(
+            f"{folder / 'adapter_config.json'}: adapters in a folder are not supported"
+        )
     return settings
 
 
@@ -149,7 +151,7 @@ def _modules(root: Path) -> list[tuple[str, str]]:
             fields = entry if isinstance(entry, dict) else {}
             path, kind = fields.get("path"), str(fields.get("type"))
             if not isinstance(path, str) or Path(path).name != path or path == "..":
-                raise ValueError(f"{place}: {entry!r:.60} is no module of the folder")
+                raise ValueError(f"{place}: {entry!r:.60} is not a module of the folder")
             if kind.startswith("sentence_transformers."):
                 kind = kind.rpartition(".")[2]
             modules.append((kind, path))
@@ -179,8 +181,8 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
     for i, (kind, path) in enumerate(modules):
         if kind != ("Pooling", "Normalize")[min(i, 1)] or i > 1 or not known:
             raise ValueError(
-                f"{root / path}: a module {kind!r:.60} is not built; only a Transformer is, with "
-                "Pooling and Normalize behind it in texts' models"
+                f"{root / path}: the module {kind!r:.60} is not supported; only a Transformer is, "
+                "followed by Pooling and Normalize in text models"
             )
         if kind == "Pooling":
             mode = _mode(settings._replace(folder=root).beside(f"{path}/config.json"), known)
@@ -189,7 +191,7 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
     prompts = encoder.fields.get("prompts")
     prompt = encoder.fields.get("default_prompt_name")
     if prompt is not None and (not isinstance(prompts, dict) or prompts.get(str(prompt)) != ""):
-        raise encoder.wrong("default_prompt_name", "texts get no prompt here")
+        raise encoder.wrong("default_prompt_name", "prompts are not supported")
     return mode, "Normalize" in kinds
 
 
@@ -204,7 +206,7 @@ def _mode(settings: Settings, known: Collection[str]) -> str:
     if len(modes) != 1 or not modes <= set(known):
         raise ValueError(
             f"{settings.place}: its pooling is {' and '.join(sorted(modes)) or 'none'}; only "
-            f"{' or '.join(known)} is built"
+            f"{' or '.join(known)} is supported"
         )
     return modes.pop()
 
@@ -239,8 +241,8 @@ def _compare_rules(settings: Settings, channels: int, given: Preprocess | None) 
     mean, std = (np.round(values, 4).tolist() for values in rule)
     warnings.warn(
         f"{settings.folder / 'preprocessor_config.json'}: the model's images are normalised by "
-        f"image_mean {mean} and image_std {std} of pixels in [0, 1], the data by {given}; features "
-        f"are others then; give the data preprocess=fl.Pixels({mean}, {std}) (ImageNet's are "
+        f"image_mean {mean} and image_std {std} of pixels in [0, 1], the data by {given}, which "
+        f"changes the features; give the data preprocess=fl.Pixels({mean}, {std}) (ImageNet's are "
         "dataset.normalisation=imagenet)",
         stacklevel=3,
     )
@@ -427,8 +429,8 @@ def _check_tokens(group: str, known: int, shape: InputShape, vocabulary: int | N
     require_tokens(f"model group {group!r}", shape)
     if not vocabulary or vocabulary > known:
         raise ValueError(
-            f"model group {group!r} has {known:,} token ids, and the data have "
-            f"{vocabulary or 'an unknown number'}; give the folder as the data's tokenizer, too "
+            f"model group {group!r} has {known:,} token ids, but the data have "
+            f"{vocabulary or 'an unknown number'}; also use the folder as the data's tokenizer "
             f"(dataset.tokenizer={group.removeprefix(PREFIX)})"
         )
 

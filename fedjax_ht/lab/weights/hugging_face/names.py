@@ -70,7 +70,7 @@ def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[st
         renamed[FLAX_PREFIX + "/".join(path)] = array
     unknown = [n for n in arrays if n not in used and not re.match(names.unused, n)]
     if unknown:
-        raise ValueError(f"the file has {min(unknown)}, for which the model has no place")
+        raise ValueError(f"the file has {min(unknown)}, which the model does not have")
     return renamed
 
 

@@ -110,7 +110,7 @@ def positions_of(tokens: jax.Array, positions: int) -> jax.Array:
     length = tokens.shape[1]
     if length > positions:
         raise ValueError(
-            f"texts have {length} tokens, and the model has {positions} positions; set "
+            f"texts have {length} tokens, but the model has {positions} positions; set "
             f"dataset.text_length to at most {positions}"
         )
     return jnp.arange(length)
