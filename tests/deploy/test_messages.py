@@ -132,7 +132,7 @@ def test_an_array_is_believed_only_as_far_as_its_bytes_go():
         with pytest.raises(ValueError, match=r"not a message|not a header"):
             from_bytes(written(b"{}", (label.encode(), content)))
     twice = (b'["a", "int8", [1]]', b"x")
-    with pytest.raises(ValueError, match="'a' is there twice"):
+    with pytest.raises(ValueError, match="'a' occurs twice"):
         from_bytes(written(b"{}", twice, twice))
 
 

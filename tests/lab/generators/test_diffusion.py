@@ -145,7 +145,7 @@ def test_damaged_folders_are_one_clear_line(folder, what):
 
 def test_an_embedding_of_another_width_is_refused(folder):
     save_prompt(folder, width=5)
-    refused("prompts of 16; the vae has 4", open_generator, folder)
+    refused("prompts of 16, but the vae has 4", open_generator, folder)
 
 
 def test_diffusers_is_asked_for_by_name(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_bombs_by_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 20)
     how = bombs(8 << 20)[name](tmp_path)
     reasons = {"zip that lies": "Bad CRC", "weights": "is compressed"}
-    message = reasons.get(name, "more than the 1,048,576 that")
+    message = reasons.get(name, "more than the allowed 1,048,576")
     with pytest.raises(ValueError, match=message) as error:
         attacks.read(tmp_path, *how)
     assert "\n" not in str(error.value)

@@ -112,7 +112,9 @@ def test_features_that_cannot_be_are_refused(table, features, reason):
 
 def test_a_label_that_is_named_twice_is_refused(table):
     refused("the label is named 'a' and 'b'; name it once", f"{table}:a", label="b")
-    refused("label is 'a', but fashion_mnist_10k has no columns", "fashion_mnist_10k", label="a")
+    refused(
+        "label is 'a', but fashion_mnist_10k has no named columns", "fashion_mnist_10k", label="a"
+    )
 
 
 # Labels

@@ -133,7 +133,7 @@ def test_binary_files_and_repeated_values_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"binary.csv: 'utf-8' codec can't decode"):
         make_profile(fields(csv=str(tmp_path / "binary.csv")), 3)
     path = table(tmp_path, "client,up\n0,1\n")
-    with pytest.raises(ValueError, match=r"^devices_profile.up is '5', and .*devices.csv"):
+    with pytest.raises(ValueError, match=r"^devices_profile.up is '5', but .*devices.csv"):
         make_profile(fields(csv=path, up="5"), 1)
 
 
@@ -142,7 +142,7 @@ def test_the_largest_that_fits():
     fit = fitting(needed, np.array([10, 29.9, 20, 1e9, 20.5]))
     assert fit == ["small", "middle", "small", "large", "middle"]
     message = (
-        r"memory: client 1 has 9\.9 bytes, .* small, takes 10 to train; 2 of 3 have too little"
+        r"memory: client 1 has 9\.9 bytes, .* small, needs 10 to train; 2 of 3 have too little"
     )
     with pytest.raises(ValueError, match=message):
         fitting(needed, np.array([10, 9.9, 3]))

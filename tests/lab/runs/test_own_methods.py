@@ -159,7 +159,7 @@ def test_a_config_file_that_registers_it_no_more_is_named(run, written, tiny_con
     broken = CONFIG.format(tiny=tiny_config, register="1 / 0")
     another = CONFIG.format(tiny=tiny_config, register="")
     another = another.replace('method_config("beside")', "config.method")
-    line = r"own\.py does not register 'beside' by fl\.register_method any more"
+    line = r"own\.py no longer registers 'beside' with fl\.register_method"
     for text, message in ((broken, "Zero"), (another, line)):
         written.write_text(text)
         with refused(message):

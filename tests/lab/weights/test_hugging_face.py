@@ -117,7 +117,7 @@ LAYER = "encoder.layer.1.attention.self.query.weight"
 BAD_FILES = {
     f"the file has no {LAYER}": {LAYER: None},
     rf"the file's {LAYER} has shape \(7, 8\), transposed": {LAYER: np.ones((8, 7), np.float32)},
-    "the file has encoder.layer.2.x, for": {"encoder.layer.2.x": np.ones(3, np.float32)},
+    "the file has encoder.layer.2.x, which": {"encoder.layer.2.x": np.ones(3, np.float32)},
     "has non-finite values": {LAYER: np.full((8, 8), np.nan, np.float32)},
 }
 
