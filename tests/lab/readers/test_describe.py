@@ -129,7 +129,7 @@ def test_the_set_is_that_of_the_function(folder):
         ("nothing", {}, "'data_of_a_user:nothing' returns a set without samples"),
         ("partly", {}, "'data_of_a_user:partly' raises TypeError: partly() missing 1 required"),
         ("dataset", {"image_size": 8}, "image_size is 8, but data_of_a_user:dataset makes its"),
-        ("dataset", {"label": "y"}, "label is 'y', but data_of_a_user:dataset makes its samples"),
+        ("dataset", {"label": "y"}, "label is 'y', but data_of_a_user:dataset makes its own"),
     ],
 )
 def test_mistakes_are_one_line(folder, name, options, line):

@@ -217,7 +217,7 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
 
 def test_a_run_from_which_all_is_late_says_so():
     history = [{"round": i, "trial": 0, "arrived": 0, "late": [1]} for i in (1, 2)]
-    assert "that is finite and in time; set a larger" in why_silent("fd", [history], 2)
+    assert "that is finite and in time; raise give_up" in why_silent("fd", [history], 2)
 
 
 def test_entries_have_what_fits_their_own_training(tiny_config):

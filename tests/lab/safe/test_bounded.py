@@ -101,7 +101,7 @@ def test_files_above_the_limit(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(bytes(10))
     assert read_whole(tmp_path / "x") == bytes(10)
     (tmp_path / "x").write_bytes(bytes(11))
-    with pytest.raises(ValueError, match="11 bytes, more than the 10"):
+    with pytest.raises(ValueError, match="11 bytes, more than the allowed 10"):
         read_whole(tmp_path / "x")
 
 
