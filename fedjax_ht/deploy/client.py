@@ -150,7 +150,7 @@ def make_client(
             "client adds no noise of its own; remove --most_epsilon"
         )
     if dataset.task is not CLASSIFICATION:
-        raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments only classify")
+        raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments need classes")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     if plan.public is not None:
         dataset = beside(dataset, plan.public)

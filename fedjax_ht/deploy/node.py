@@ -145,7 +145,7 @@ class Bounded:
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise httpx.DecodingError(
-                    "the server compresses its responses; this client does not"
+                    "the server compresses its responses, which this client cannot read"
                 )
             parts, size = [], 0
             for part in response.iter_raw():

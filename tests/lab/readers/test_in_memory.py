@@ -303,7 +303,9 @@ def test_a_small_parquet_of_much_content_is_not_decoded(bomb, with_schema, tmp_p
     assert file.stat().st_size < 100_000
     before = pa.total_allocated_bytes()
     pool = pa.default_memory_pool()
-    with pytest.raises(ValueError, match=r"the table has [\d,]+ bytes, more than the allowed 268,435,456"):
+    with pytest.raises(
+        ValueError, match=r"the table has [\d,]+ bytes, more than the allowed 268,435,456"
+    ):
         load_dataset("parquet:bomb.parquet", tmp_path)
     assert pool.bytes_allocated() - before < 300 << 20
 

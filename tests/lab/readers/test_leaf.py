@@ -176,6 +176,8 @@ def test_roles_in_several_files(shakespeare):
 def test_limits_of_leaf(shakespeare, monkeypatch):
     leaf = "leaf:shakespeare", shakespeare
     assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the allowed 2", *leaf)
-    assert_limited(monkeypatch, "JSON_MARKS", 9, "brackets and commas, more than the allowed 9", *leaf)
+    assert_limited(
+        monkeypatch, "JSON_MARKS", 9, "brackets and commas, more than the allowed 9", *leaf
+    )
     assert_limited(monkeypatch, "JSON_OBJECTS", 2, "objects, more than the allowed 2", *leaf)
     assert_limited(monkeypatch, "FILE_BYTES", 50, "more than the allowed 50", *leaf)
