@@ -369,7 +369,10 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     masked = Envelope(header | {"masked": True}, {})
     for unmasked in (header, header | {"masked": False}):
         error = error_of(clients[True], Envelope(unmasked, {}))
-        assert "with --secure_sums, but its answer would leave unmasked; also start the" in error
+        assert (
+            "with --secure_sums, but its answer would leave unmasked; also start the server"
+            in error
+        )
     error = error_of(clients[False], masked)
     assert "without --secure_sums, but its answer would leave masked; start it" in error
     assert "the downlink lacks" in error_of(clients[True], masked)

@@ -101,9 +101,12 @@ HERE = "--superlink=127.0.0.1:1"
     ("arguments", "line"),
     [
         ([*CLIENT, HERE, "--insecure"], "none.npz: no such file"),
-        ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is only for this"),
+        (
+            [*CLIENT, "--superlink=fl.example.org:1", "--insecure"],
+            "--insecure is only for this machine",
+        ),
         ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
-        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this"),
+        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
         ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public keys"),
     ],
     ids=["data", "far", "certificates", "open", "keys"],

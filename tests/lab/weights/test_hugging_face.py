@@ -132,7 +132,7 @@ BAD_CONFIGS = {
     "layer_norm_eps is nan; it must be a positive number": {"layer_norm_eps": float("nan")},
     "position_embedding_type is 'relative_key'; only": {"position_embedding_type": "relative_key"},
     "texts have 6 tokens, but the model has 5 positions": {"max_position_embeddings": 5},
-    "has 20 token ids, but the data have 30; also use the folder as": {"vocab_size": 20},
+    "has 20 token ids, but the data have 30; also use the folder as the data's": {"vocab_size": 20},
 }
 
 
