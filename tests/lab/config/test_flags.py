@@ -177,7 +177,7 @@ def test_words_are_split_at_commas_outside_brackets_and_quotes(text, entries):
 
 @pytest.mark.parametrize("text", ["a=(1,b", "a=1),b", "a person's,b", "a=[1,(2],b"])
 def test_a_bracket_or_a_quote_alone_is_refused(text):
-    with pytest.raises(ValueError, match="stands alone; write a,b or"):
+    with pytest.raises(ValueError, match="unmatched bracket or quote; write a,b or"):
         split_words(text)
 
 
