@@ -18,6 +18,8 @@ from tests.federations import TRAINING, identical, to_host
 from tests.standard import simulation_of
 
 LOCAL = METHODS["local"](TRAINING)
+COST = WireCost(1, 4, 0, 0)
+REPORT = RoundReport(np.arange(2), 2, (), {}, {}, np.zeros(2), {}, COST, COST, 0.0, True, ())
 
 
 def scripted(script, silent_in=()):
@@ -30,13 +32,14 @@ def scripted(script, silent_in=()):
         return Evaluation({"test": {"head": scores}}, count, {})
 
     def run_round(state, score=True):
-        cost = WireCost(1, 4, 0, 0)
-        arrived = int(state.round + 1 not in silent_in)
-        accuracy = {"head": np.array([0.7])}
-        who, loss = np.array([0]), {"loss": 1.0}
-        far = ((2, 1e9),)
-        report = RoundReport(
-            who, arrived, (), accuracy, loss, np.zeros(len(who)), {}, cost, cost, 0.25, True, far
+        report = REPORT._replace(
+            participants=np.array([0]),
+            arrived=int(state.round + 1 not in silent_in),
+            accuracy={"head": np.array([0.7])},
+            metrics={"loss": 1.0},
+            losses=np.zeros(1),
+            wasted_lane_steps=0.25,
+            far_off=((2, 1e9),),
         )
         return state._replace(round=state.round + 1), report
 
@@ -80,19 +83,9 @@ def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
     assert history[-1]["round"] == 6
 
 
-def test_it_goes_on_from_a_history():
-    simulation = scripted(np.linspace(0, 1, 9))
-    state, history = run(simulation, rounds=2)
-    _, longer = run(simulation, rounds=4, state=state, history=history)
-    assert [row["round"] for row in longer] == [0, 1, 2, 3, 4]
-
-
 def test_participants_are_scored_by_every_rule():
-    cost, nobody = WireCost(1, 4, 0, 0), np.full(2, np.nan)
     accuracy = {"prototype": np.array([0.5, np.nan, 1.0]), "head": np.array([0.2, np.nan, 0.4])}
-    report = RoundReport(
-        np.arange(3), 3, (), accuracy, {}, np.zeros(3), {}, cost, cost, 0.0, True, ()
-    )
+    report = REPORT._replace(participants=np.arange(3), accuracy=accuracy)
     row = round_row(report, ("prototype", "head"), np.ones(3))
     assert row["accuracy_participants"] == row["accuracy_participants_prototype"] == 0.75
     assert row["accuracy_participants_head"] == pytest.approx(0.3) and row["participants"] == 3
@@ -101,33 +94,29 @@ def test_participants_are_scored_by_every_rule():
     assert round_row(report._replace(refused=(2, 5)), ("head",), np.ones(3))["refused"] == [2, 5]
     single = round_row(report._replace(accuracy={"head": accuracy["head"]}), ("head",), np.ones(3))
     assert [name for name in single if name.startswith("accuracy")] == ["accuracy_participants"]
-    for nothing in ({}, {"prototype": nobody, "head": nobody}):
+    for nothing in ({}, dict.fromkeys(accuracy, np.full(2, np.nan))):
         row = round_row(report._replace(accuracy=nothing), ("prototype", "head"), np.ones(3))
         assert not [name for name in row if name.startswith("accuracy")]
 
 
 def test_what_some_runs_have_is_a_column_where_they_have_it():
-    cost = WireCost(1, 4, 0, 0)
-    plain = RoundReport(np.arange(2), 2, (), {}, {}, np.zeros(2), {}, cost, cost, 0.0, True, ())
     optional = {"absent", "simulated_seconds", "late", "arrived_late", "epsilon", "refused"}
-    assert not optional & set(round_row(plain, ("head",), np.ones(2)))
-    full = plain._replace(absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0)
+    assert not optional & set(round_row(REPORT, ("head",), np.ones(2)))
+    full = REPORT._replace(absent=0, seconds=2.0, late=(1,), arrived_late=(), epsilon=3.0)
     full = full._replace(stages={"host": 0.5})
     row = round_row(full, ("head",), np.ones(2))
     expected = {"absent": 0, "simulated_seconds": 2.0, "late": [1], "arrived_late": []}
-    assert expected | {"epsilon": 3.0, "seconds_host": 0.5} == {
-        name: row.get(name) for name in (*expected, "epsilon", "seconds_host")
-    }
+    expected |= {"epsilon": 3.0, "seconds_host": 0.5}
+    assert {name: row.get(name) for name in expected} == expected
     assert "epsilon" not in round_row(full._replace(epsilon=np.inf), ("head",), np.ones(2))
     accuracy = {"head": np.full(2, np.nan), "prototype": np.array([0.5, np.nan])}
-    row = round_row(plain._replace(accuracy=accuracy), ("head", "prototype"), np.ones(2))
+    row = round_row(REPORT._replace(accuracy=accuracy), ("head", "prototype"), np.ones(2))
     assert "accuracy_participants" not in row and row["accuracy_participants_prototype"] == 0.5
 
 
 def test_after_round_can_stop_it():
-    _, history = run(
-        scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3
-    )
+    simulation = scripted([0.0] * 9)
+    _, history = run(simulation, rounds=8, after_round=lambda state, history: state.round == 3)
     assert history[-1]["round"] == 3
 
 
@@ -165,10 +154,8 @@ def spoiled(simulation, not_finite, server_finite=None):
 
     def run_round(state, score=True):
         state, report = simulation.run_round(state)
-        clients = not_finite.get(state.round, ())
-        return state, report._replace(
-            not_finite=clients, server_finite=state.round != server_finite
-        )
+        clients, finite = not_finite.get(state.round, ()), state.round != server_finite
+        return state, report._replace(not_finite=clients, server_finite=finite)
 
     return dataclasses.replace(simulation, run_round=run_round)
 

@@ -9,18 +9,18 @@ import pytest
 
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import varied
-from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, federation_for
 
 ROUNDS = 2
 SCORING = Scoring(batch_size=4)
-SCORING = Scoring(batch_size=4)
 OPTIONS = SimulationOptions(seed=3, participation=0.6, lanes=1, devices=1, scoring=SCORING)
 POINTS = {"rate": np.array([0.05, 0.2]), "weight": np.array([0.1, 2.0])}
 POINTS["server_lr"] = np.array([0.01, 0.1])
-POINTS["server_lr"] = np.array([0.01, 0.1])
+FEDERATION = federation_for("fedtgp")
+DATA = federation_data(FEDERATION)
 
 
 def make(s):
@@ -31,6 +31,9 @@ def make(s):
 
 def point(i):
     return {name: values[i] for name, values in POINTS.items()}
+
+
+METHOD = varied(make, point(0))
 
 
 def played(simulation):
@@ -46,54 +49,31 @@ def alike(a, b):
     return all(np.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True) for x, y in pairs)
 
 
-@pytest.fixture(scope="module")
-def federation():
-    return federation_for("fedtgp")
+def at_point(i: int, seed: int = 3):
+    options = dataclasses.replace(OPTIONS, seed=seed)
+    return played(make_simulation(METHOD, FEDERATION, DATA, options, settings=point(i)))
 
 
-def test_points_are_the_runs_they_would_be_alone(federation):
-    data, method = federation_data(federation), varied(make, point(0))
-    points = []
-    for i in range(2):
-        simulation = make_simulation(method, federation, data, OPTIONS, settings=point(i))
-        points.append(played(simulation))
-        if i == 0:  # a program each is compiled for those alone
-            continue
-        state, report, score = played(make_simulation(make(point(i)), federation, data, OPTIONS))
-        varied_state, varied_report, varied_score = points[i]
-        assert alike(varied_state.server, state.server)
-        found = varied_report.metrics, varied_report.accuracy
-        assert alike(found, (report.metrics, report.accuracy))
-        assert alike(varied_score.accuracy, score.accuracy)
-    assert not alike(*(state.server for state, _, _ in points))
-
-
-def test_other_settings_compile_nothing(federation, compiled):
-    data, method = federation_data(federation), varied(make, point(0))
-
-    def final_state(number: int, seed: int):
-        options = dataclasses.replace(OPTIONS, seed=seed)
-        simulation = make_simulation(method, federation, data, options, settings=point(number))
-        return played(simulation)[0]
-
-    states = [final_state(0, 3)]
+def test_points_are_the_runs_they_would_be_alone(compiled):
+    """And the second point compiles nothing, nor does another seed."""
+    first, _, _ = at_point(0)
     compiled.clear()
-    states.append(final_state(1, 4))
+    state, report, score = at_point(1)
+    other_seed, _, _ = at_point(1, seed=4)
     assert not compiled
-    assert not alike(*(s.server for s in states))
+    assert not alike(first.server, state.server) and not alike(other_seed.server, state.server)
+    by_itself = make_simulation(make(point(1)), FEDERATION, DATA, OPTIONS)
+    alone, alone_report, alone_score = played(by_itself)
+    assert alike(state.server, alone.server) and alike(score.accuracy, alone_score.accuracy)
+    assert alike(report.metrics, alone_report.metrics)
+    assert alike(report.accuracy, alone_report.accuracy)
 
 
-def test_settings_must_fit(federation):
-    data, method = federation_data(federation), varied(make, point(0))
+def test_settings_must_fit():
     for chosen, settings, message in (
-        (method, (), "fedtgp has settings that vary, but none are given; pass settings"),
+        (METHOD, (), "fedtgp has settings that vary, but none are given; pass settings"),
         (make(point(0)), point(0), "settings are given, but fedtgp has none that vary"),
-        (method, POINTS, r"settings\['rate'\] has \[2\] values; a run takes one of each"),
+        (METHOD, POINTS, r"settings\['rate'\] has \[2\] values; a run takes one of each"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_simulation(chosen, federation, data, OPTIONS, settings=settings)
-
-
-def test_a_factory_may_be_called_where_a_program_is_traced():
-    """FedSSA reckons with its options when it is made."""
-    jax.eval_shape(lambda rate: method_factory("fedssa")(TRAINING) and rate, 0.1)
+            make_simulation(chosen, FEDERATION, DATA, OPTIONS, settings=settings)
