@@ -89,15 +89,11 @@ def test_errors_name_the_method_before_any_compilation():
     def client_update(bucket, client, downlink, data, ctx):
         return client, (), {"loss": 1.0 if ctx.round > 0 else 0.0}
 
-    simulation = fl.make_simulation(
-        METHOD._replace(client_update=client_update, rules=("head",)),
-        FEDERATION,
-        federation_data(FEDERATION),
-    )
+    method = METHOD._replace(client_update=client_update, rules=("head",))
+    simulation = fl.make_simulation(method, FEDERATION, federation_data(FEDERATION))
+    stateless = dataclasses.replace(simulation, init=lambda: pytest.fail("a state was made first"))
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
-        fl.run(
-            dataclasses.replace(simulation, init=lambda: pytest.fail("a state was made first")), 1
-        )
+        fl.run(stateless, 1)
     start = "while tracing client_update of 'mine' ("
     note = next(note for note in error.value.__notes__ if note.startswith(start))
     assert f"{__file__}, line" in note and "simulation.find_fault(state, jit=False)" in note

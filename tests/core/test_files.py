@@ -27,32 +27,38 @@ def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
 
 
+HISTORY = [
+    {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
+    {"round": 1, "trial": 0, "loss": 2.0, "accuracy": 0.25, "clients": [0.5, None]},
+    {"round": 2, "trial": 0, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, 0.5]},
+]
+
+
 def test_write_runs_rewrites_all_rows(tmp_path):
+    """A second score of the clients has single numbers in the table."""
     history = [
         {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
         {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
         {"round": 2, "trial": 0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
     ]
+    history[2] |= {"trained_accuracy": 0.75, "trained_clients": [0.75, None]}
+    history[2]["trained_class_accuracy"] = [0.75]
     for _ in range(2):
         write_runs([history], tmp_path)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == history
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
     assert [r["round"] for r in rows] == ["0", "1", "2"]
-    assert list(rows[1].values()) == ["1", "0", "", "2.0", "3 4"]
-    assert list(rows[1]) == ["round", "trial", "accuracy", "loss", "not_finite"]
+    assert list(rows[1].values()) == ["1", "0", "", "2.0", "3 4", ""]
+    columns = ["round", "trial", "accuracy", "loss", "not_finite", "trained_accuracy"]
+    assert list(rows[1]) == columns
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
     head = ["round", "trial", "client_0", "client_1"]
     assert clients == [head, ["0", "0", "0.5", ""], ["2", "0", "1.0", ""]]
 
 
 def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
-    history = [
-        {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
-        {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
-        {"round": 2, "trial": 0, "loss": 1.0},
-        {"round": 3, "trial": 0, "accuracy": 0.5, "clients": [1.0, 0.5], "not_finite": []},
-    ]
+    history = [*HISTORY[:2], {"round": 2, "trial": 0, "loss": 1.5}, HISTORY[2] | {"round": 3}]
     names, whole = FILES, tmp_path / "whole"
     written, kept = 0, []
     for rows in range(1, 5):
@@ -94,21 +100,6 @@ def test_the_example_of_a_csv_runs():
     assert doctest.testmod(files).failed == 0
 
 
-def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
-    row = {"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}
-    write_runs([[row]], tmp_path)
-    clients = list(csv.reader((tmp_path / "clients.csv").open()))
-    assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]
-    assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
-
-
-def test_a_second_score_has_single_numbers_in_the_table(tmp_path):
-    row = {"round": 0, "trial": 0, "clients": [0.5], "trained_clients": [0.75]}
-    write_runs([[row | {"trained_accuracy": 0.75, "trained_class_accuracy": [0.75]}]], tmp_path)
-    head = next(csv.reader((tmp_path / "metrics.csv").open()))
-    assert head == ["round", "trial", "trained_accuracy"]
-
-
 def test_clients_have_a_line_for_each_class_of_their_test_samples(tmp_path):
     early = {"round": 0, "trial": 0, "clients": [0.5, None], "client_ids": [3, 70]}
     late = early | {"round": 1, "class_accuracy": [0.5, 1.0]}
@@ -135,13 +126,6 @@ def test_a_name_that_is_not_utf_8_can_be_written(tmp_path):
     with atomic_open(tmp_path / "page.html") as file:
         file.write("k\udce4fer, käfer")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == "k\\udce4fer, käfer"
-
-
-HISTORY = [
-    {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
-    {"round": 1, "trial": 0, "loss": 2.0, "accuracy": 0.25, "clients": [0.5, None]},
-    {"round": 2, "trial": 0, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, 0.5]},
-]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

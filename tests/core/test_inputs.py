@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,17 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.federation import make_federation
+import fedjax_ht as fl
 from fedjax_ht.core.inputs import AsStored, Pixels, abstract, pixels_of, shape_of, zeros
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.partition import make_partition
-from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.split import SplitModel
-from fedjax_ht.simulation.history import run
-from fedjax_ht.simulation.simulation import make_simulation
 
 LABELS, NAMES = np.array([0, 1, 1]), ("a", "b")
 TOKENS = np.arange(12, dtype=np.int64).reshape(3, 4)
@@ -47,23 +40,18 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_inputs_of_each_kind_of_sample(kind):
     inputs, shape = KINDS[kind]
-    dataset = Dataset(kind, inputs, LABELS, NAMES)
+    dataset = fl.Dataset(kind, inputs, LABELS, NAMES)
     assert dataset.input_shape == shape
-    seen = jax.jit(lambda rule, x: rule(x))(
-        dataset.preprocess, jax.tree.map(jnp.asarray, dataset.inputs)
-    )
-    same = jax.tree.map(
-        lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), seen, abstract(shape, 3)
-    )
-    assert all(jax.tree.leaves(same))
-    assert jax.tree.structure(seen) == jax.tree.structure(zeros(shape, 3))
+    stored = jax.tree.map(jnp.asarray, dataset.inputs)
+    seen = jax.jit(lambda rule, x: rule(x))(dataset.preprocess, stored)
+    chex.assert_trees_all_equal_shapes_and_dtypes(seen, abstract(shape, 3), zeros(shape, 3))
     assert shape_of(seen) == shape
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2)))
 
 
 def test_pixels_of_bytes_and_of_floats():
     x = np.random.default_rng(0).integers(0, 256, (3, 2, 2, 2), np.uint8)
-    rule = Dataset("d", x, LABELS, NAMES, Pixels((0.1, 0.2), 0.5)).preprocess
+    rule = fl.Dataset("d", x, LABELS, NAMES, Pixels((0.1, 0.2), 0.5)).preprocess
     want = (x / 255 - [0.1, 0.2]) / 0.5
     np.testing.assert_allclose(rule(jnp.asarray(x)), want, atol=1e-6)
     np.testing.assert_allclose(rule(jnp.asarray(x / 255)), want, atol=1e-6)
@@ -72,10 +60,10 @@ def test_pixels_of_bytes_and_of_floats():
 
 
 def test_a_rule_of_ones_own():
-    dataset = Dataset("d", TOKENS, LABELS, NAMES, lambda x: jax.nn.one_hot(x, 12))
+    dataset = fl.Dataset("d", TOKENS, LABELS, NAMES, lambda x: jax.nn.one_hot(x, 12))
     assert dataset.input_shape == (4, 12)
     scale = jax.tree_util.Partial(lambda scale, x: x * scale, np.float32(3))
-    dataset = Dataset("d", np.ones((3, 2), np.float32), LABELS, NAMES, scale)
+    dataset = fl.Dataset("d", np.ones((3, 2), np.float32), LABELS, NAMES, scale)
     assert jax.tree.leaves(dataset.preprocess) == [3]
     assert (dataset.preprocess(dataset.inputs) == 3).all()
 
@@ -103,12 +91,12 @@ class Pair(nn.Module):
 def test_a_federation_of_several_arrays_trains():
     rng = np.random.default_rng(0)
     inputs = {"x": rng.normal(size=(60, 2)), "t": rng.integers(0, 12, (60, 4))}
-    dataset = Dataset("both", inputs, (inputs["x"][:, 0] > 0).astype(int), NAMES)
-    modules = {"pair": SplitModel(Pair(), Linear(2))}
-    federation = make_federation(modules, dataset.input_shape, 2, num_clients=2)
-    again = make_federation(modules, dataset.input_shape, 2, num_clients=2)
+    dataset = fl.Dataset("both", inputs, (inputs["x"][:, 0] > 0).astype(int), NAMES)
+    modules = {"pair": fl.SplitModel(Pair(), Linear(2))}
+    federation = fl.make_federation(modules, dataset.input_shape, 2, num_clients=2)
+    again = fl.make_federation(modules, dataset.input_shape, 2, num_clients=2)
     assert hash(federation.buckets[0]) == hash(again.buckets[0])
-    data = make_federation_data(dataset, make_partition("iid", dataset, 2), federation)
-    method = fedproto(LocalTraining(optax.sgd(0.5), batch_size=5, epochs=10))
-    _, history = run(make_simulation(method, federation, data), 2)
+    data = fl.make_federation_data(dataset, fl.make_partition("iid", dataset, 2), federation)
+    method = fl.fedproto(fl.LocalTraining(optax.sgd(0.5), batch_size=5, epochs=10))
+    _, history = fl.run(fl.make_simulation(method, federation, data), 2)
     assert history[-1]["accuracy"] > 0.8

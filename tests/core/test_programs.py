@@ -143,11 +143,8 @@ def test_constants_of_a_scan_are_counted():
 
 def test_results_of_a_loop_depend_on_the_loop():
     def fn(a, n):
-        return (
-            a,
-            lax.fori_loop(0, n, lambda i, x: x * a, a),
-            jax.jit(lambda x: lax.map(jnp.sin, x))(a[None]),
-        )
+        looped = lax.fori_loop(0, n, lambda i, x: x * a, a)
+        return a, looped, jax.jit(lambda x: lax.map(jnp.sin, x))(a[None])
 
     a, looped, mapped = influences(fn, NUMBER, jax.ShapeDtypeStruct((), jnp.int32))[1]
     assert (set(a), set(looped), set(mapped)) == ({0}, {0, 1, LOOP}, {0, LOOP})

@@ -57,8 +57,8 @@ def test_on_cpu_no_axis_of_clients_is_reduced():
     assert "while" in text and " reduce(" not in text
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 7, 8, 20])
-@pytest.mark.parametrize("columns", [(0,), (1,), (3, 5), (2100,)])
+@pytest.mark.parametrize("clients", [1, 3, 8, 20])
+@pytest.mark.parametrize("columns", [(0,), (3, 5), (2100,)])
 def test_columns_are_sorted_over_clients(clients, columns):
     values = np.random.default_rng(0).normal(size=(clients, *columns)).astype(np.float32)
     values[-1] = np.inf  # as of an entry that a client does not hold
