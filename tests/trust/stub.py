@@ -23,9 +23,8 @@ def stub(
             model = model[:2]
         uplink = {"model": model, "count": Metadata(ctx.info.num_samples)}
         if masked:
-            uplink["rows"] = Masked(
-                jnp.outer(jnp.array([1.0, 1e9]), model), jnp.array([True, False])
-            )
+            rows = jnp.outer(jnp.array([1.0, 1e9]), model)
+            uplink["rows"] = Masked(rows, jnp.array([True, False]))
         return change, uplink, {}
 
     def server_update(federation, server, received, ctx):

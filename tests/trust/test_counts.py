@@ -8,12 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.context import ClientInfo, Received
+import fedjax_ht as fl
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.counts import counts_fit, with_scaled_counts
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Wire
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.simulation.serving import server_round
 from fedjax_ht.trust.attacks import attacked
@@ -25,17 +23,14 @@ from tests.trust.stub import FEDERATION, stub
 
 SAMPLES = (100, 100, 100, 100)
 INT32 = 2**31 - 1
-ONE_BUCKET = tiny.linear_federation(buckets=1)
-FEDAVG = fedavg(LocalTraining(optax.sgd(0.1)))
+FEDAVG = fl.fedavg(fl.LocalTraining(optax.sgd(0.1)))
 
 
-def received(counts, samples=SAMPLES, model=None) -> Received:
+def received(counts, samples=SAMPLES) -> Received:
     """Returns uploads with these counts, of clients with these training samples."""
     n = len(samples)
-    numbers = np.arange(n, dtype=np.int32), np.array(samples, np.int32), np.zeros(n, np.int32)
-    info = ClientInfo(*map(jnp.asarray, numbers))
-    uplink = {"model": jnp.ones((n, 2)) if model is None else model, "count": counts}
-    return Received(uplink, info, jnp.ones(n, bool))
+    uplink = {"model": jnp.ones((n, 2)), "count": counts}
+    return Received(uplink, tiny.infos(range(n), samples), jnp.ones(n, bool))
 
 
 def fit(counts, samples=SAMPLES) -> list[bool]:
@@ -46,14 +41,14 @@ def fit(counts, samples=SAMPLES) -> list[bool]:
 def step_behind(defences):
     """Returns FedAvg's compiled round of the server behind defences."""
     method = defended(FEDAVG, [DEFENCES[name]() for name in defences])
-    return jax.jit(server_round(method, ONE_BUCKET, 1000.0))
+    return jax.jit(server_round(method, tiny.ONE_BUCKET, 1000.0))
 
 
 @pytest.mark.parametrize("count", [INT32, 101, -1, -250, -299, -300, -301, -(2**31)])
 @pytest.mark.parametrize("defences", [(), ("norm_bound",), ("norm_bound", "median")], ids=len)
 def test_false_counts_of_one_client_neither_multiply_nor_freeze_the_model(count, defences):
     """FedAvg, where clients weigh by their samples: -299 beside 300 made 300 times the model."""
-    server = FEDAVG.init_server(ONE_BUCKET, jax.random.key(0))
+    server = FEDAVG.init_server(tiny.ONE_BUCKET, jax.random.key(0))
     models = jax.tree.map(lambda x: jnp.stack([x + 0.01 * (i + 1) for i in range(4)]), server)
     uplink = ModelUplink(models, Metadata(jnp.array([100, 100, 100, count], jnp.int32)))
     uploads = {"linear0": received(())._replace(uplink=uplink)}
@@ -79,14 +74,14 @@ def test_a_client_counts_at_most_its_samples():
 
 def test_a_method_says_what_it_counts():
     """Two epochs of batches of 4 train on each of 100 samples twice."""
-    recipe = LocalTraining(optax.sgd(0.1), epochs=2, batch_size=4)
-    method = stub(wire=Wire(counts="steps"))._replace(training=recipe)
+    recipe = fl.LocalTraining(optax.sgd(0.1), epochs=2, batch_size=4)
+    method = stub(wire=fl.Wire(counts="steps"))._replace(training=recipe)
     by_class = jnp.array([[100, 100], [150, 50], [100, 101], [-1, 1]], jnp.int32)
     assert counts_fit(method, received(Metadata(by_class))).tolist() == [True, True, False, False]
     counts = jnp.array([100, 101, 0, 0], jnp.int32)  # a count of clients, not of classes
     assert counts_fit(method, received(Metadata(counts))).tolist() == [True, False, True, True]
     uploads = received(Metadata(jnp.array([-5, INT32, 7, 0], jnp.int32)))
-    assert counts_fit(stub(wire=Wire(counts="other")), uploads).tolist() == [True] * 4
+    assert counts_fit(stub(wire=fl.Wire(counts="other")), uploads).tolist() == [True] * 4
 
 
 def test_a_defence_bounds_what_a_client_weighs():
@@ -108,7 +103,7 @@ def test_a_defence_bounds_what_a_client_weighs():
     assert counted([norm_bound(3.0), DEFENCES["median"]()]) == [200, 100, 90, 110]
     assert counted([norm_bound(3.0)]) == [300, 100, 90, 110]
     assert counted([DEFENCES["multi_krum"](0.1)])[0] == 200
-    assert counted([norm_bound(2.0)], Wire(counts="other")) == [5000, 100, 90, 110]
+    assert counted([norm_bound(2.0)], fl.Wire(counts="other")) == [5000, 100, 90, 110]
 
 
 def test_bounded_counts_keep_their_shares_over_buckets_and_classes():
@@ -123,11 +118,8 @@ def test_bounded_counts_keep_their_shares_over_buckets_and_classes():
 
 
 def test_an_attacker_counts_more_than_it_has():
-    uplink = {
-        "model": jnp.ones(3),
-        "count": Metadata(jnp.int32(7)),
-        "flag": Metadata(jnp.array(True)),
-    }
+    uplink = {"model": jnp.ones(3), "count": Metadata(jnp.int32(7))}
+    uplink["flag"] = Metadata(jnp.array(True))
     for factor, expected in ((3.0, 21), (0.0, 0), (1e30, 2**31 - 2**8), (0.5, 3)):
         scaled = with_scaled_counts(uplink, jnp.float32(factor))
         assert int(scaled["count"].value) == expected and bool(scaled["flag"].value)

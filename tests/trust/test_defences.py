@@ -48,9 +48,8 @@ def test_agreements_are_those_of_the_reference(n):
     }
     for name, value in expected.items():
         got = vectors_left(one_vector(x), name)
-        np.testing.assert_allclose(
-            got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6
-        )
+        rtol = 2e-3 if "geo" in name and n > 1 else 1e-6
+        np.testing.assert_allclose(got, np.broadcast_to(value, (n, D)), rtol=rtol)
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "geometric_median"])
@@ -58,9 +57,8 @@ def test_absent_clients_do_not_count(name):
     absent = np.concatenate([HONEST, np.full((3, D), np.nan, np.float32)])
     present = np.arange(N + 3) < N
     vectors = one_vector(np.where(present[:, None], absent, 0), present)
-    np.testing.assert_allclose(
-        vectors_left(vectors, name)[0], vectors_left(one_vector(HONEST), name)[0], 1e-6
-    )
+    expected = vectors_left(one_vector(HONEST), name)[0]
+    np.testing.assert_allclose(vectors_left(vectors, name)[0], expected, 1e-6)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.45])
@@ -81,9 +79,8 @@ def test_norm_bound_is_that_of_the_reference(bound):
         return np.concatenate([c[0] for c in jax.jit(geometric_centre)(one_vector(x))])
 
     expected = reference.norm_bound(x, bound, centre)
-    np.testing.assert_allclose(
-        vectors_left(one_vector(x), "norm_bound", bound), expected, rtol=1e-3, atol=1e-4
-    )
+    found = vectors_left(one_vector(x), "norm_bound", bound)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -112,9 +109,7 @@ def there_and_back(received):
     return groups, put_back(groups)
 
 
-@pytest.mark.parametrize(
-    "widths, nested", [((3, 3), False), ((3, 3), True), ((3, 2), True), ((3, 2), False)]
-)
+@pytest.mark.parametrize("widths, nested", [((3, 3), False), ((3, 2), True), ((3, 2), False)])
 def test_uploads_go_back_to_where_they_were(widths, nested):
     received = buckets(widths)
     parts = comparable(received, nested)
@@ -161,17 +156,11 @@ def test_smaller_slices_are_compared_where_they_lie_in_larger_ones():
     received, vectors = jax.device_get(received), groups[2]
     w = vectors.values[1].reshape(5, 3, 2)
     np.testing.assert_array_equal(w[3:, :2], received["b"].uplink["model"]["w"])
-    np.testing.assert_array_equal(
-        vectors.held[1].reshape(5, 3, 2)[:, :, 0], [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2
-    )
-    every = [
-        np.asarray(received["a"].uplink["model"]["b"])[[0, 2]],
-        np.asarray(received["b"].uplink["model"]["b"]),
-    ]
-    expected = [
-        *np.median(np.concatenate([every[0][:, :2], every[1]]), axis=0),
-        np.median(every[0][:, 2]),
-    ]
+    held = vectors.held[1].reshape(5, 3, 2)[:, :, 0]
+    np.testing.assert_array_equal(held, [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2)
+    wide, narrow = received["a"].uplink["model"]["b"][[0, 2]], received["b"].uplink["model"]["b"]
+    both = np.concatenate([wide[:, :2], narrow])
+    expected = [*np.median(both, axis=0), np.median(wide[:, 2])]
     np.testing.assert_allclose(agreed["a"].uplink["model"]["b"][0], expected, rtol=1e-6)
     np.testing.assert_allclose(agreed["b"].uplink["model"]["b"][1], expected[:2], rtol=1e-6)
 

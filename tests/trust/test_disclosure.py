@@ -15,16 +15,12 @@ from tests.trust.stub import FEDERATION, stub
     [("local", "nothing"), ("fedavg", "alike"), ("lg_fedavg", "apart"), ("fedral", "apart")],
 )
 def test_shapes_masks_and_kept_states_disclose_participation(name, visible):
-    method = METHODS[name](TRAINING)
-    assert (
-        exposure(method, federation_for(name))
-        == exposure(private(method, Privacy("client")), federation_for(name))
-        == visible
-    )
+    method, federation = METHODS[name](TRAINING), federation_for(name)
+    assert exposure(method, federation) == visible
+    assert exposure(private(method, Privacy("client")), federation) == visible
 
 
 def test_uploads_of_other_shapes_or_with_masks_disclose_participation():
-    forms = [
-        exposure(method, FEDERATION) for method in (stub(), stub(masked=True), stub(sliced=True))
-    ]
+    methods = stub(), stub(masked=True), stub(sliced=True)
+    forms = [exposure(method, FEDERATION) for method in methods]
     assert forms == ["alike", "apart", "apart"]

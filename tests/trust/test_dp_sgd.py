@@ -20,10 +20,8 @@ KEY = jax.random.key(3)
 
 def test_clipping_is_that_of_the_reference():
     rng = np.random.default_rng(0)
-    tree = {
-        "a": rng.normal(size=(4, 3)).astype(np.float32),
-        "b": rng.normal(size=5).astype(np.float32),
-    }
+    shapes = {"a": (4, 3), "b": (5,)}
+    tree = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     clip_tree = jax.jit(clipped)
     for clip in (0.1, 2.0, 100.0):
         result = clip_tree(tree, clip)
@@ -50,10 +48,8 @@ def test_gradients_of_samples_are_clipped_one_by_one(clip):
     batch = Batch(masked, labels, np.arange(5) < 4)
     run = jax.jit(lambda batch, keys: clipped_sum(gradient_of, batch, keys, clip))
     total, _ = run(batch, jax.random.split(KEY, 5))
-    expected = sum(
-        reference.clipped([g], clip)[0]
-        for g in reference.softmax_gradients(kernel, x[:4], labels[:4])
-    )
+    gradients = reference.softmax_gradients(kernel, x[:4], labels[:4])
+    expected = sum(reference.clipped([g], clip)[0] for g in gradients)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
@@ -63,10 +59,8 @@ def test_every_sample_is_drawn_by_itself_and_with_its_chance():
     split = Split(np.arange(20, dtype=np.int32), np.int32(count))
     keys = jax.random.split(KEY, draws)
     drawn = jax.vmap(draw, (0, None))(keys, split)
-    real = np.arange(20) < np.asarray(drawn.count)[:, None]
-    seen = np.stack(
-        [np.bincount(row[mask], minlength=20) for row, mask in zip(np.asarray(drawn.indices), real)]
-    )
+    batches = zip(np.asarray(drawn.indices), np.asarray(drawn.count))
+    seen = np.stack([np.bincount(row[:size], minlength=20) for row, size in batches])
     assert seen.max() == 1 and not seen[:, count:].any()
     chance, error = size / count, np.sqrt(size / count * (1 - size / count) / draws)
     np.testing.assert_allclose(seen[:, :count].mean(0), chance, atol=4.5 * error)
@@ -94,9 +88,8 @@ def visits(clip: float, noise: float, width: int = 9):
     def run(key, count):
         client = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
         training = LocalTraining(optax.sgd(1.0), batch_size=3, steps=1)
-        return dp_train(
-            clip, noise, (), training, loss_fn, jnp.zeros(width), {}, client, key, 9
-        ).params
+        start = jnp.zeros(width), {}, client, key, 9
+        return dp_train(clip, noise, (), training, loss_fn, *start).params
 
     return jax.jit(jax.vmap(run))
 
@@ -113,9 +106,8 @@ def test_a_batch_of_any_length_is_summed_whole():
 
 def test_noise_is_as_strong_as_told_and_its_keys_own():
     clip, noise, width = 0.5, 2.0, 40_000
-    noisy = np.asarray(
-        visits(clip, noise, width)(jnp.stack([KEY, KEY, jax.random.key(4)]), jnp.full(3, 9))
-    )[:, 9:]
+    keys = jnp.stack([KEY, KEY, jax.random.key(4)])
+    noisy = np.asarray(visits(clip, noise, width)(keys, jnp.full(3, 9)))[:, 9:]
     np.testing.assert_array_equal(noisy[0], noisy[1])
     assert abs(np.corrcoef(noisy[0], noisy[2])[0, 1]) < 5 / np.sqrt(width)
     # The variance of n squares of normal numbers is 2 / n.
@@ -126,9 +118,8 @@ def test_noise_is_as_strong_as_told_and_its_keys_own():
 def test_without_noise_and_clipping_it_trains_as_training_does():
     """A client that fills one batch has all of its samples in each."""
     data = tiny.client_data([0, 1, 2, 3, 1, 0])
-    training = LocalTraining(
-        optax.sgd(0.5, momentum=0.5), batch_size=6, epochs=3, schedule=lambda round: 0.5
-    )
+    optimizer, schedule = optax.sgd(0.5, momentum=0.5), lambda round: 0.5
+    training = LocalTraining(optimizer, batch_size=6, epochs=3, schedule=schedule)
     params = {"kernel": 0.1 * jax.random.normal(KEY, (4, 4)), "bias": jnp.zeros(4)}
 
     def loss_fn(params, stats, batch, key):

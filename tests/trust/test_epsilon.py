@@ -4,13 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_ht.trust.epsilon import (
-    ORDERS,
-    accounting,
-    fixed_epsilon,
-    gaussian_epsilon,
-    poisson_epsilon,
-)
+from fedjax_ht.trust import epsilon as rules
+from fedjax_ht.trust.epsilon import ORDERS, fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from tests.reference import privacy as reference
 
 dp = pytest.importorskip("dp_accounting")
@@ -42,31 +37,22 @@ def test_a_value_of_the_literature():
     "noise, size, total, times", [(1.0, 10, 100, 50), (0.7, 4, 9, 3), (5.0, 10, 1000, 200)]
 )
 def test_poisson_batches_are_those_of_the_reference(noise, size, total, times):
-    divergences = [
-        times * reference.poisson_divergence(a, noise, size / total) for a in range(2, 16)
-    ]
-    expected = reference.from_divergences(range(2, 16), divergences, DELTA)
+    orders, chance = range(2, 16), size / total
+    divergences = [times * reference.poisson_divergence(a, noise, chance) for a in orders]
+    expected = reference.from_divergences(orders, divergences, DELTA)
     epsilon = poisson_epsilon(noise, size, total, times, DELTA)
     assert epsilon <= expected * (1 + 1e-9)
-    event = dp.SelfComposedDpEvent(
-        dp.PoissonSampledDpEvent(size / total, dp.GaussianDpEvent(noise)), times
-    )
-    library = (
-        dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
-        .compose(event)
-        .get_epsilon(DELTA)
-    )
+    event = dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise))
+    accountant = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
+    library = accountant.compose(event, times).get_epsilon(DELTA)
     assert epsilon == pytest.approx(min(library, gaussian_epsilon(noise, times, DELTA)))
 
 
 @pytest.mark.parametrize("noise, size, total, times", [(4.0, 10, 100, 50), (8.0, 1, 20, 10)])
 def test_batches_of_fixed_size_have_half_the_noise(noise, size, total, times):
     event = dp.SampledWithoutReplacementDpEvent(total, size, dp.GaussianDpEvent(noise / 2))
-    library = (
-        dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
-        .compose(event, times)
-        .get_epsilon(DELTA)
-    )
+    accountant = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
+    library = accountant.compose(event, times).get_epsilon(DELTA)
     assert fixed_epsilon(noise, size, total, times, DELTA) == pytest.approx(library)
 
 
@@ -90,4 +76,4 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     message = r"^privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'$"
     with pytest.raises(ImportError, match=message):
-        accounting()
+        rules.accounting()

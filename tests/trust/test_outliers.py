@@ -13,21 +13,6 @@ from tests.trust.uploads import buckets, received
 RNG = np.random.default_rng(0)
 
 
-def test_the_outlier_is_named_in_every_entry_of_an_upload():
-    received = buckets((30, 30))
-    usual = how_large(6, received)
-    assert usual.shape == (6,) and usual[1] == usual[5] == 0 and (usual < 10).all()
-    uplink = received["b"].uplink
-    model = uplink["model"]
-    values, mask = uplink["rows"].values, uplink["rows"].mask
-    giant = Masked(values * np.array([1.0, 1e30], np.float32)[:, None, None], mask)
-    weights = model | {"w": changed(model["w"], (1, 2, 1), -1e30)}
-    for change in ({"model": weights}, {"rows": giant}):
-        second = received["b"]._replace(uplink=uplink | change)
-        sizes = how_large(6, received | {"b": second})
-        assert 1e20 < sizes[4] <= MOST and (np.delete(sizes, 4) < 10).all()
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def ratios(num_clients: int, received: dict[str, Received]) -> jax.Array:
     return size_ratios(num_clients, received)
@@ -59,7 +44,6 @@ def test_sizes_are_those_of_a_slow_reference(masked):
 
 
 def changed(x: jax.Array, place: tuple[int, ...], value: float) -> jax.Array:
-    """Returns an array with another value in one place."""
     x = np.array(x)
     x[place] = value
     return jnp.asarray(x)

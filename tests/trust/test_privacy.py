@@ -8,11 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.context import ClientInfo, Received
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import varied
+import fedjax_ht as fl
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods import METHODS
 from fedjax_ht.trust.attacks import attacked
 from fedjax_ht.trust.options import Attack, Privacy
 from fedjax_ht.trust.privacy import noisy_sums, private
@@ -27,7 +25,6 @@ SENT = jnp.array([4.0, -2.0, 1.0])  # the downlink
 
 
 def private_upload(method, privacy, client=0, seed=0):
-    """A client's new state and upload."""
     ctx = tiny.context(client, seed=seed)
     return private(method, privacy).client_update(BUCKET, jnp.full(3, 7.0), SENT, DATA, ctx)[:2]
 
@@ -35,9 +32,8 @@ def private_upload(method, privacy, client=0, seed=0):
 @pytest.mark.parametrize("clip", [0.1, 5.0, 1e3])
 def test_updates_are_clipped_over_all_that_is_sent(clip):
     change = np.array([3.0, 0.0, -4.0], np.float32)
-    _, uplink = private_upload(
-        stub(lambda client, data: change, masked=True), Privacy("client", clip)
-    )
+    method = stub(lambda client, data: change, masked=True)
+    _, uplink = private_upload(method, Privacy("client", clip))
     model, row = reference.clipped([change, change], clip)
     np.testing.assert_allclose(uplink["model"], SENT + model, rtol=1e-6)
     np.testing.assert_allclose(uplink["rows"].values[0], SENT + row, rtol=1e-6)
@@ -46,9 +42,8 @@ def test_updates_are_clipped_over_all_that_is_sent(clip):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_state(value):
-    client, uplink = private_upload(
-        stub(lambda client, data: jnp.full(3, value)), Privacy("client", 1.0)
-    )
+    method = stub(lambda client, data: jnp.full(3, value))
+    client, uplink = private_upload(method, Privacy("client", 1.0))
     np.testing.assert_array_equal(client, 7.0)
     np.testing.assert_array_equal(uplink["model"], SENT)
 
@@ -71,17 +66,13 @@ def test_uploads_have_noise_of_their_own():
     def run(seed, privacy):
         return private_upload(method, privacy, 0, seed)[1]["model"] - SENT
 
-    many = jax.jit(jax.vmap(lambda seed: run(seed, Privacy("upload", 0.5, 3.0))))(
-        jnp.arange(WIDE // 3)
-    )
+    each = jax.jit(jax.vmap(lambda seed: run(seed, Privacy("upload", 0.5, 3.0))))
+    many = np.asarray(each(jnp.arange(WIDE // 3)))
     np.testing.assert_allclose(np.std(many), 1.5, rtol=5 / np.sqrt(2 * WIDE))
-    assert np.abs(np.corrcoef(np.asarray(many).T)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(
-        WIDE / 3
-    )
-    alike = [
-        run(0, Privacy("upload", 0.5, 3.0, secret=secret))
-        for secret in ((), (), (1,), (1, 2**32 - 1))
-    ]
+    correlations = np.corrcoef(many.T)[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(WIDE / 3)
+    secrets = (), (), (1,), (1, 2**32 - 1)
+    alike = [run(0, Privacy("upload", 0.5, 3.0, secret=secret)) for secret in secrets]
     np.testing.assert_array_equal(alike[0], alike[1])
     np.testing.assert_array_equal(alike[0], many[0])
     assert len({float(x[0]) for x in alike}) == 3
@@ -89,10 +80,6 @@ def test_uploads_have_noise_of_their_own():
 
 def parts():
     """Three clients of one bucket and two of another, one lost; columns of a mask differ."""
-
-    def infos(ids):
-        ids = np.array(ids, np.int32)
-        return ClientInfo(ids, ids * 10, ids)
 
     mask = np.array([[True, False], [False, True], [True, True]])
 
@@ -105,8 +92,8 @@ def parts():
             "count": Metadata(np.ones(rows, np.float32)),
         }
 
-    a = Received(uplink(3, 3), infos([4, 0, 2]), np.array([True, True, True]))
-    b = Received(uplink(2, 1), infos([1, 3]), np.array([True, False]))
+    a = Received(uplink(3, 3), tiny.infos([4, 0, 2], 10), np.array([True, True, True]))
+    b = Received(uplink(2, 1), tiny.infos([1, 3], 10), np.array([True, False]))
     return {"linear0": jax.tree.map(jnp.asarray, a), "linear1": jax.tree.map(jnp.asarray, b)}
 
 
@@ -130,9 +117,8 @@ def sums_of(received) -> list[np.ndarray]:
     for r in received.values():
         for i in np.flatnonzero(r.arrived):
             whole += np.asarray(r.uplink["whole"][i], np.float64) - 1
-            rows += np.where(
-                r.uplink["rows"].mask[i][:, None], np.asarray(r.uplink["rows"].values[i]) - 1.0, 0
-            )
+            values, mask = (np.asarray(x[i]) for x in r.uplink["rows"][:2])
+            rows += np.where(mask[:, None], values - 1.0, 0)
     return [whole, *rows]
 
 
@@ -155,13 +141,10 @@ def test_every_sum_has_the_noise_that_it_is_told():
 
 def test_sums_of_other_shapes_have_noise_each():
     clean = parts()
-    narrow = clean["linear1"]._replace(
-        uplink={**clean["linear1"].uplink, "whole": np.ones((2, WIDE - 1), np.float32)}
-    )
+    uplink = clean["linear1"].uplink | {"whole": np.ones((2, WIDE - 1), np.float32)}
+    narrow = clean["linear1"]._replace(uplink=uplink)
     noisy = noised(clean | {"linear1": narrow}, jax.random.key(0))
-    by_part = [
-        np.asarray(r.uplink["whole"] - 1.0)[np.asarray(r.arrived)].sum(0) for r in noisy.values()
-    ]
+    by_part = [(r.uplink["whole"] - 1.0)[r.arrived].sum(0) for r in noisy.values()]
     for x in by_part:
         np.testing.assert_allclose(x.std(), 1.5, rtol=5 / np.sqrt(2 * WIDE))
     assert abs(np.corrcoef(by_part[0][:-1], by_part[1])[0, 1]) < 5 / np.sqrt(WIDE)
@@ -179,9 +162,8 @@ def test_a_server_is_told_of_one_sample_each_and_of_noise():
         seen = server(Privacy(unit, 0.5, 3.0))
         assert seen["linear0"].info.num_samples.tolist() == [1, 1, 1]
         np.testing.assert_allclose(sums_of(seen)[0].std(), std, rtol=5 / np.sqrt(2 * WIDE))
-    first, again, other = (
-        sums_of(server(Privacy("client", secret=secret)))[0] for secret in ((), (), (5,))
-    )
+    secrets = (), (), (5,)
+    first, again, other = (sums_of(server(Privacy("client", secret=x)))[0] for x in secrets)
     np.testing.assert_array_equal(first, again)
     assert abs(np.corrcoef(first, other)[0, 1]) < 5 / np.sqrt(WIDE)
 
@@ -189,11 +171,9 @@ def test_a_server_is_told_of_one_sample_each_and_of_noise():
 @functools.cache
 def server_after(privacy: Privacy | None, weighting: str = "uniform", seed: int = 0):
     """FedAvg's server before and after two clients have trained."""
-    method = private(
-        METHODS["fedavg"](LocalTraining(optax.sgd(0.5), batch_size=2), weighting=weighting), privacy
-    )
-    federation = tiny.linear_federation(buckets=1)
-    bucket, shapes = federation.buckets[0], [[0, 1, 2, 3], [1, 1, 3]]
+    recipe = fl.LocalTraining(optax.sgd(0.5), batch_size=2)
+    method = private(fl.fedavg(recipe, weighting=weighting), privacy)
+    federation, bucket, shapes = tiny.ONE_BUCKET, tiny.BUCKET, [[0, 1, 2, 3], [1, 1, 3]]
     server = method.init_server(federation, jax.random.key(seed))
 
     def run(server):
@@ -202,14 +182,10 @@ def server_after(privacy: Privacy | None, weighting: str = "uniform", seed: int 
             data, ctx = tiny.client_data(labels, seed=i), tiny.context(i, seed=seed + i)
             client = method.receive(bucket, method.init_client(bucket, ctx), server, data, ctx)
             uplinks.append(method.client_update(bucket, client, server, data, ctx)[1])
-        received = Received(
-            jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks),
-            tiny.infos(range(2), [4, 3]),
-            jnp.ones(2, bool),
-        )
-        return method.server_update(
-            federation, server, {bucket.name: received}, tiny.context(seed=seed)
-        )[0]
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks)
+        received = Received(stacked, tiny.infos(range(2), [4, 3]), jnp.ones(2, bool))
+        ctx = tiny.context(seed=seed)
+        return method.server_update(federation, server, {bucket.name: received}, ctx)[0]
 
     return server, jax.jit(run)(server)
 
@@ -222,7 +198,7 @@ def test_without_noise_and_clipping_a_round_is_what_it_was():
 
 
 def test_settings_that_vary_are_private_too():
-    method = varied(lambda settings: stub(lambda client, data: settings * jnp.ones(3)), 1.0)
+    method = fl.varied(lambda settings: stub(lambda client, data: settings * jnp.ones(3)), 1.0)
     bound = private(method, Privacy("client", 0.5)).at(100.0)
     _, uplink, _ = bound.client_update(BUCKET, jnp.zeros(3), SENT, DATA, tiny.context(0))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 0.5, rtol=1e-5)

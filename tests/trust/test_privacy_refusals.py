@@ -15,17 +15,14 @@ SUMS = "reads more than sums of uploads; use 'upload'"
 TWICE = "do not train once a round"
 TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
-    (("", "", ""), "fedbabu"),
     (("", "", "a step of perfedavg compares samples"), "perfedavg"),
     (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl feddbe fedcp"),
-    # by default entries are chosen by the server's model, which is no secret
-    (("", "", ""), "fiarse"),
+    # by default FIARSE chooses entries by the server's model, which is no secret
+    (("", "", ""), "fiarse fedbabu"),
     (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm pfedme"),
-    (("", "", SAMPLE), "fedapen fedala fedrod gpfl"),
+    (("", "", SAMPLE), "fedapen fedala fedrod gpfl afl fedcgs qfedavg"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
-    (("", "", SAMPLE), "afl fedcgs"),
-    (("", "", SAMPLE), "qfedavg"),
     ((SUMS, "", SAMPLE), "ktpfl agnostic"),
     ((SUMS, "", ""), "fedbuff flexlora raflora flora dense fedamp fedspu"),
     ((UPLOAD, UPLOAD, ""), "fedkd hetlora"),
@@ -97,9 +94,8 @@ def test_counts_of_ones_own_are_refused():
     ]:
         with pytest.raises(ValueError, match=line):
             private(counting(what), Privacy("client")).check(uniform_federation())
-    private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload")).check(
-        uniform_federation()
-    )
+    beside = private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload"))
+    beside.check(uniform_federation())
 
 
 def test_training_twice_is_refused():
@@ -109,10 +105,9 @@ def test_training_twice_is_refused():
         client, _, _ = method.client_update(bucket, client, downlink, data, ctx)
         return method.client_update(bucket, client, downlink, data, ctx)
 
+    twice = private(method._replace(client_update=client_update), Privacy("sample"))
     with pytest.raises(ValueError, match="do not train once a round; their steps are not counted"):
-        private(method._replace(client_update=client_update), Privacy("sample")).check(
-            uniform_federation()
-        )
+        twice.check(uniform_federation())
 
 
 @pytest.mark.parametrize(
