@@ -7,12 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.context import Context
-from fedjax_ht.core.method import Method, Wire
+import fedjax_ht as fl
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from tests.federations import (
     NUM_CLASSES,
     NUM_CLIENTS,
@@ -52,18 +48,17 @@ def capped_scores(x, cap):
 
 
 def capped_accuracy(cap: int, indices: np.ndarray) -> float:
-    """The share of samples that `capped_scores` gets right, by hand."""
+    """The share of samples that `capped_scores` gets right, by hand; NaN without any."""
     dataset, _ = samples()
-    guess = np.minimum(
-        np.round((dataset.inputs[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap
-    )
-    return float(np.mean(guess == dataset.labels[indices]))
+    brightness = dataset.inputs[indices].astype(float).mean((1, 2, 3))
+    guess = np.minimum(np.round((brightness - 40) / 40), cap)
+    return float(np.mean(guess == dataset.labels[indices])) if len(indices) else np.nan
 
 
-def probe() -> Method:
+def probe() -> fl.Method:
     """Clients hold a weight that moves and a cap, which `receive` sets; training adds two."""
 
-    def client_update(bucket, client, downlink, data, ctx: Context):
+    def client_update(bucket, client, downlink, data, ctx: fl.Context):
         info = ctx.info
         weight = client["weight"] + downlink.level
         facts = [info.id, info.num_samples, info.last_round, ctx.round, jax.random.uniform(ctx.key)]
@@ -71,22 +66,21 @@ def probe() -> Method:
         return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
 
     def server_update(federation, server, received, ctx):
-        uplink, info, arrived = gather_received(received)
+        uplink, info, arrived = fl.gather_received(received)
         at = jnp.where(arrived, info.id, NUM_CLIENTS)  # out of range: not written
         weights = server.weights.at[at].set(uplink.weights, mode="drop")
         facts = server.facts.at[at].set(uplink.facts.value, mode="drop")
         heard = server.heard.at[at].add(1, mode="drop")
         return Server(server.level + 1, weights, facts, heard), {"heard": arrived.sum()}
 
-    def broadcast(federation, bucket, server, ctx: Context):
-        return Downlink(
-            server.level, Masked(jnp.ones(NUM_CLIENTS), jnp.arange(NUM_CLIENTS) <= ctx.info.id)
-        )
+    def broadcast(federation, bucket, server, ctx: fl.Context):
+        mask = jnp.arange(NUM_CLIENTS) <= ctx.info.id
+        return Downlink(server.level, Masked(jnp.ones(NUM_CLIENTS), mask))
 
     def zeros(*shape):
         return jnp.zeros((NUM_CLIENTS, *shape))
 
-    return Method(
+    return fl.Method(
         name="probe",
         training=TRAINING,
         init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
@@ -102,12 +96,12 @@ def probe() -> Method:
         ),
         predict=lambda bucket, client, downlink, x, mask: {"cap": capped_scores(x, client["cap"])},
         rules=("cap",),
-        wire=Wire(counts="other"),  # facts are no counts
+        wire=fl.Wire(counts="other"),  # facts are no counts
     )
 
 
 @functools.cache
-def simulation(changes: tuple = (), padding: int = 0, **options) -> Simulation:
+def simulation(changes: tuple = (), padding: int = 0, **options) -> fl.Simulation:
     """The probe, with `changes` as pairs of a Method's field and its value."""
     method, data = probe()._replace(**dict(changes)), federation_data(FEDERATION, padding)
-    return make_simulation(method, FEDERATION, data, SimulationOptions(**options))
+    return fl.make_simulation(method, FEDERATION, data, fl.SimulationOptions(**options))

@@ -5,24 +5,21 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     NUM_CLIENTS,
     TEST_COUNTS,
     TRAIN_COUNTS,
-    TRAINING,
     chosen,
     federation_data,
     identical,
     samples,
     to_host,
-    uniform_federation,
 )
 from tests.reference import auc
 from tests.simulation.probe import FEDERATION, capped_accuracy, capped_scores, probe, simulation
+from tests.standard import simulation_of
 
 
 @pytest.mark.parametrize(
@@ -42,9 +39,7 @@ def test_accuracy_of_every_client(scoring, options):
     tests = [client.test for client in samples()[1]]
     trained = [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
     caps = [2] * NUM_CLIENTS if scoring.state == "received" else trained
-    expected = [
-        capped_accuracy(cap, labels) if len(labels) else np.nan for cap, labels in zip(caps, tests)
-    ]
+    expected = list(map(capped_accuracy, caps, tests))
     assert set(scored.accuracy) == {"test"} and set(scored.accuracy["test"]) == {"cap"}
     np.testing.assert_allclose(scored.accuracy["test"]["cap"], expected)
     np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
@@ -71,12 +66,9 @@ def test_both_states_are_those_of_two_runs():
 
 def test_scoring_both_states_changes_no_run():
     """FedProx's clients keep nothing between rounds, unless what training left is scored."""
-    federation, scores = uniform_federation(), {}
+    scores = {}
     for which in ("received", "both"):
-        options = SimulationOptions(scoring=Scoring(which), devices=1)
-        sim = make_simulation(
-            METHODS["fedprox"](TRAINING), federation, federation_data(federation), options
-        )
+        sim = simulation_of("fedprox", scoring=Scoring(which), devices=1)
         state, _ = sim.run_round(sim.init())
         state, report = sim.run_round(state)
         scores[which] = sim.evaluate(state)
@@ -95,9 +87,7 @@ def test_validation_samples_are_scored_where_there_are_any():
     data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
     sim = make_simulation(probe(), FEDERATION, data)
     scored = sim.evaluate(sim.init())
-    expected = [
-        capped_accuracy(1, split.train) if len(split.train) else np.nan for split in samples()[1]
-    ]
+    expected = [capped_accuracy(1, split.train) for split in samples()[1]]
     np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
     np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
     assert set(scored.accuracy) == {"test", "val"}
@@ -121,11 +111,10 @@ def test_training_samples_are_scored_where_asked():
     assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
     expected = pytest.approx(np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum())
     assert row["train_accuracy_weighted"] == expected
-    row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
+    of_some = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
+    assert of_some["client_class_counts"] == [row["client_class_counts"][i] for i in (0, 3, 5)]
     # client 3 has no sample to train on
-    whole = evaluation_row(everybody, ("cap",))["client_class_counts"]
-    assert row["client_class_counts"] == [whole[i] for i in (0, 3, 5)]
-    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
+    assert of_some["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
     assert set(simulation().evaluate(state).accuracy) == {"test"}
 
 

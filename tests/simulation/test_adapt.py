@@ -5,17 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fedjax_ht.core.context import client_context
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import with_new_clients
 from fedjax_ht.core.keys import Purpose
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.round import view
 from fedjax_ht.lab.checkpoints.writers import read_runs, write_runs
-from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.architectures import sizes_of
 from fedjax_ht.simulation.compiled import clients_info, participant_of
 from fedjax_ht.simulation.history import run
@@ -56,9 +53,9 @@ def test_epochs_of_the_recipe_are_replaced(training):
     """A scored client is what client_update makes of the received one, by a recipe of k epochs."""
     federation, k = federation_for("fedavg"), 3
     data, options = federation_data(federation), SimulationOptions(scoring=Scoring(adapt_epochs=k))
-    sim = make_simulation(METHODS["fedavg"](training), federation, data, options)
+    sim = make_simulation(method_of("fedavg", training), federation, data, options)
     state, _ = sim.run_round(sim.init())
-    method = METHODS["fedavg"](dataclasses.replace(training, epochs=k, steps=None))
+    method = method_of("fedavg", dataclasses.replace(training, epochs=k, steps=None))
     (bucket,), (clients,) = federation.buckets, sim.program.clients.values()
     received = sim.read_clients(state, bucket.name, np.arange(federation.num_clients))
     x = np.asarray(data.buckets[bucket.name].inputs)
@@ -203,10 +200,7 @@ def test_server_model_is_scored_on_the_others():
 
 
 def test_rows_have_columns_of_new_clients(tmp_path):
-    federation = federation_for("fedavg")
-    options = SimulationOptions(new_share=SHARE, scoring=Scoring(adapt_epochs=2), seed=2)
-    method = METHODS["fedavg"](LocalTraining(optax.sgd(0.1), batch_size=4))
-    sim = make_simulation(method, federation, federation_data(federation), options)
+    sim = adapting("fedavg", 2, new_share=SHARE, seed=2)
     state, history = run(sim, rounds=2)
     new = new_of(sim)
     for row in history:

@@ -5,36 +5,33 @@ import functools
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.core import wire
-from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.message_forms import keeps_state
 from fedjax_ht.core.round import Channel
 from fedjax_ht.lab.checkpoints import segments
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import compiled, engine
-from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import lay_out
-from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.state import copy_state
-from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
-from tests.method_wires import settings
+from tests.federations import federation_data, federation_for, uniform_federation
 from tests.methods.recording import KEEP_NOTHING
+from tests.standard import method_of, simulation_of
 
 CHANNEL = Channel(wire.chain(()), wire.chain(()))
 
 SOME = ("fedavg", "fedprox", "moon", "fedproto", "heterofl", "fedbn", "fedit", "local")
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in SOME]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in fl.METHODS if name not in SOME]
 
 
 @pytest.mark.parametrize("name", [*SOME, *OTHERS])
 def test_methods_whose_clients_keep_nothing(name):
     """Clients whose downlink is all that their model has keep nothing."""
-    federation = federation_for(name)
-    method = METHODS[name](TRAINING, **settings(name))
+    federation, method = federation_for(name), method_of(name)
     kept = {keeps_state(method, federation, bucket, CHANNEL) for bucket in federation.buckets}
     assert kept == {name not in KEEP_NOTHING}
 
@@ -55,12 +52,8 @@ def with_a_store(keeps: bool):
 @functools.cache
 def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
     """Simulation, state, reports and evaluation after three rounds."""
-    federation = federation_for(name)
-    data = federation_data(federation)
     with with_a_store(keeps):
-        simulation = make_simulation(
-            METHODS[name](TRAINING), federation, data, SimulationOptions(seed=1, **options)
-        )
+        simulation = simulation_of(name, seed=1, **options)
         state, reports = simulation.init(), []
         for _ in range(3):
             state, report = simulation.run_round(state)
@@ -93,8 +86,7 @@ def test_states_are_empty_and_reading_one_gives_the_servers_model():
 
 
 def test_trained_evaluation_needs_what_training_left():
-    _, state, *_ = played(False, scoring=Scoring("trained"))
-    assert set(state.changed) == {"narrow"}
+    assert set(simulation_of("fedavg", scoring=fl.Scoring("trained")).init().changed) == {"narrow"}
 
 
 def test_a_checkpoint_has_no_client(tmp_path):
@@ -108,20 +100,17 @@ def test_a_checkpoint_has_no_client(tmp_path):
 
 
 def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
-    federation = uniform_federation()
-    data = federation_data(federation)
+    federation, method, outcomes = uniform_federation(), method_of("fedavg"), []
 
     def breaks(bucket, client, downlink, data, ctx):
         client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        broken = jax.tree.map(lambda x: jax.numpy.where(ctx.info.id == 2, jax.numpy.nan, x), client)
+        broken = jax.tree.map(lambda x: jnp.where(ctx.info.id == 2, jnp.nan, x), client)
         return broken, uplink, metrics
 
-    method = METHODS["fedavg"](TRAINING)
-    outcomes = []
     for keeps in (True, False):
-        broken, options = method._replace(client_update=breaks), SimulationOptions(seed=1)
+        broken, data = method._replace(client_update=breaks), federation_data(federation)
         with with_a_store(keeps):
-            simulation = make_simulation(broken, federation, data, options)
+            simulation = fl.make_simulation(broken, federation, data, fl.SimulationOptions(seed=1))
         state, report = simulation.run_round(simulation.init())
         assert report.not_finite == (2,)
         outcomes.append((state.server, np.delete(report.accuracy["head"], 2)))
@@ -135,11 +124,12 @@ def test_clients_without_samples_are_not_scored(monkeypatch):
     counts = federation_data(uniform_federation()).counts["test"]
     assert 0 < np.sum(counts > 0) < len(counts)
     scored = []
-    monkeypatch.setattr(
-        compiled,
-        "lay_out",
-        lambda roster, rows, size: scored.append(rows) or lay_out(roster, rows, size),
-    )
+
+    def noted(roster, rows, size):
+        scored.append(rows)
+        return lay_out(roster, rows, size)
+
+    monkeypatch.setattr(compiled, "lay_out", noted)
     simulation.evaluate(state)
     np.testing.assert_array_equal(np.concatenate(scored), np.flatnonzero(counts > 0))
     np.testing.assert_array_equal(np.isnan(evaluation.accuracy["test"]["head"]), counts == 0)

@@ -7,10 +7,18 @@ import pytest
 
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.method import View
-from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
-from tests import federations
+from tests.federations import (
+    FEATURE_DIM,
+    NUM_CLASSES,
+    each_client,
+    federation_data,
+    identical,
+    mixed_federation,
+    samples,
+    to_host,
+)
 from tests.marks import by_name
 from tests.standard import method_of, simulation_of
 
@@ -32,29 +40,23 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     def receive(bucket, client, downlink, data, ctx):
         return jax.tree.map(lambda x: 1.1 * x, client)
 
-    method = METHODS["local"](federations.TRAINING)._replace(receive=receive)
-    federation = federations.mixed_federation()
-    data = federations.federation_data(federation)
-    sim = make_simulation(
-        method, federation, data, SimulationOptions(scoring=Scoring(mode), devices=1)
-    )
+    method, federation = method_of("local")._replace(receive=receive), mixed_federation()
+    options = SimulationOptions(scoring=Scoring(mode), devices=1)
+    sim = make_simulation(method, federation, federation_data(federation), options)
     state, _ = sim.run_round(sim.init())
-    before = federations.to_host(state)
+    before = to_host(state)
     indices = np.array([5, 0, 7])
     representations = sim.features(state, IDS, indices)
-    assert federations.identical(before, federations.to_host(state))
-    dataset, _ = federations.samples()
-    x = (dataset.inputs[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
+    assert identical(before, to_host(state))
+    x = np.float32((samples()[0].inputs[indices] / 255 - 0.5) / 0.5)
     for i, rows in zip(IDS, representations):
         bucket = federation.buckets[federation.assignment[i]]
-        client = federations.each_client(federation, before)[i]
+        client = each_client(federation, before)[i]
         if mode == "received":
-            client = jax.tree.map(lambda x: 1.1 * x, client)
-        expected = method.view.features(
-            bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool)
-        )
+            client = receive(bucket, client, (), None, None)
+        expected = method.view.features(bucket, client, jnp.asarray(x), jnp.ones(3, bool))
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
-        assert rows.shape == (3, federations.FEATURE_DIM) and rows.std(0).any()
+        assert rows.shape == (3, FEATURE_DIM) and rows.std(0).any()
 
 
 def test_each_client_may_be_shown_samples_of_its_own():
@@ -74,41 +76,34 @@ def test_prototypes_lie_among_the_features():
     assert not method.view.prototypes(state.server).mask.any()
     state, _ = sim.run_round(state)
     shown = method.view.prototypes(state.server)
-    assert (
-        shown.values.shape == (federations.NUM_CLASSES, federations.FEATURE_DIM)
-        and shown.mask[:-1].all()
-    )
+    assert shown.values.shape == (NUM_CLASSES, FEATURE_DIM) and shown.mask[:-1].all()
 
 
 def test_a_method_without_features_says_so():
-    federation = federations.mixed_federation()
-    method = METHODS["local"](federations.TRAINING)._replace(view=View(features=None))
-    sim = make_simulation(method, federation, federations.federation_data(federation))
+    method, federation = method_of("local")._replace(view=View(features=None)), mixed_federation()
+    sim = make_simulation(method, federation, federation_data(federation))
     with pytest.raises(ValueError, match="local has no features"):
         sim.features(sim.init(), IDS, np.arange(3))
 
 
 @by_name(("fedproto",))
 def test_scores_of_a_client_are_those_that_an_evaluation_counts(name):
-    sim, (dataset, partition) = simulation_of(name), federations.samples()
+    sim, (dataset, partition) = simulation_of(name), samples()
     state = sim.init()
     accuracy = sim.evaluate(state).accuracy["test"]
     for client in IDS:
         test = partition[client].test
         for rule in sim.rules:
             scores = sim.predict(state, client, dataset.inputs[test], rule=rule)
-            assert (
-                scores.shape == (len(test), federations.NUM_CLASSES) and scores.dtype == np.float32
-            )
+            assert scores.shape == (len(test), NUM_CLASSES) and scores.dtype == np.float32
             has_score = np.isfinite(scores.max(-1))  # without prototypes there is none
             hits = (scores.argmax(-1) == dataset.labels[test]) & has_score
             np.testing.assert_allclose(hits.mean(), accuracy[rule][client])
 
 
 def test_samples_that_no_client_can_score():
-    sim = simulation_of("local")
-    state, (dataset, _) = sim.init(), federations.samples()
-    x = dataset.inputs[:3]
+    sim, x = simulation_of("local"), samples()[0].inputs[:3]
+    state = sim.init()
     faults = {
         "no client 99; ids run from 0 to": (99, x, None),
         "unknown rule 'haed'; did you mean 'head'": (0, x, "haed"),
