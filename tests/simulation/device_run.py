@@ -44,23 +44,21 @@ def run(name: str, options: dict, devices: int) -> dict:
     for _ in range(2):
         state, report = simulation.run_round(state)
         metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
-        bytes_sent.append(
-            [*report.uplink, *report.downlink, report.absent, report.seconds, *report.late]
-        )
+        cost = *report.uplink, *report.downlink
+        bytes_sent.append([*cost, report.absent, report.seconds, *report.late])
     for name, changed in state.changed.items():  # every state survives the way out and back
         rows = np.arange(len(changed))[::-1]
-        state = simulation.write_clients(
-            state, name, rows, simulation.read_clients(state, name, rows)
-        )
+        clients = simulation.read_clients(state, name, rows)
+        state = simulation.write_clients(state, name, rows, clients)
     scores = simulation.evaluate(state)
 
     def total(tree):
         return sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))
 
-    rows = {b.name: np.arange(len(federation.members(b))) for b in federation.buckets}
-    states = [
-        simulation.read_clients(state, name, client_rows) for name, client_rows in rows.items()
-    ]
+    states = []
+    for bucket in federation.buckets:
+        rows = np.arange(len(federation.members(bucket)))
+        states.append(simulation.read_clients(state, bucket.name, rows))
     return {
         "metrics": metrics,
         "bytes": bytes_sent,

@@ -6,7 +6,6 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.methods import METHODS
@@ -113,10 +112,8 @@ def test_training_takes_its_flops():
 
 def test_a_late_upload_is_lost_as_a_dropped_one_is():
     played = {}
-    for name, profile, dropped in (
-        ("late", Profile(up=SLOW, deadline=27.9), []),
-        ("dropped", None, [4]),
-    ):
+    cases = ("late", Profile(up=SLOW, deadline=27.9), []), ("dropped", None, [4])
+    for name, profile, dropped in cases:
         sim = simulation(profile)
         state = sim.init()
         for _ in range(2):
@@ -160,9 +157,6 @@ def test_a_fault_of_an_upload_that_comes_too_late_is_none():
         with chosen([0, 4]):
             fault = sim.find_fault(sim.init())
         assert (fault and fault.stage) == stage
-
-
-numbers = st.floats(1e-3, 1e6)
 
 
 def test_without_rates_there_is_no_clock():

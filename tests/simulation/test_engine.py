@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.core.mesh import SHARDED
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.simulation import engine
@@ -46,6 +47,13 @@ def reversed_split():
         fewer = int(len(client.train) > 9)
         moved.append(client._replace(train=client.train[fewer:][::-1]))
     return arranged(dataset, moved, FEDERATION)
+
+
+def test_states_keep_their_sharding():
+    """A round's states are arguments of the programs that the first states compiled."""
+    sim = with_changes()
+    state, _ = sim.run_round(sim.init())
+    assert {x.sharding.spec for x in jax.tree.leaves(state.clients)} == {SHARDED}
 
 
 @pytest.mark.parametrize("what", ["again", "seed", "split", "lost uploads"])

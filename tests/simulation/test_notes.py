@@ -12,10 +12,12 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.data.client_data import arranged
+from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import notes
 from fedjax_ht.models.layers import Norm
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.simulation import batch_notes, smallest_batch
+from tests.runs import config_of
 from tests.simulation.test_history import scripted
 
 
@@ -103,9 +105,6 @@ def models(num_classes, input_shape, feature_dim):
 
 def test_a_run_begins_with_its_notes(tiny_config):
     """Once, though both entries have the same."""
-    from fedjax_ht.lab.runs.plan import plan
-    from tests.runs import config_of
-
     config = config_of(tiny_config)
     assert not notes(plan(config))
     config.training.batch_size, config.model.group = 1, f"{__name__}:models"
@@ -117,9 +116,6 @@ def test_a_run_begins_with_its_notes(tiny_config):
 
 
 def test_a_run_tells_of_a_warm_up_that_has_no_end(tiny_config):
-    from fedjax_ht.lab.runs.plan import plan
-    from tests.runs import config_of
-
     config = config_of(tiny_config)
     config.entries, config.rounds = ("fedl2g", "fedl2g:warmup=2"), 10
     (line,) = notes(plan(config))

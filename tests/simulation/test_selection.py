@@ -12,8 +12,9 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.selection import Reports, by_samples, oort, power_of_choice, utilities
 from fedjax_ht.trust.options import Privacy
-from tests.federations import TRAINING, federation_data, federation_for, identical, to_host
+from tests.federations import identical, to_host
 from tests.simulation.test_clock import untimed
+from tests.standard import simulation_of
 
 SAMPLES = np.array([5, 1, 0, 8, 3, 40, 2, 2])
 LOSS = np.array([0.4, np.inf, 0.1, 2.2, 0.4, 0.8, 1.4, np.inf])
@@ -73,9 +74,8 @@ def test_utilities_of_oort():
     for client, value in enumerate(values):
         rest = (0.1 * np.log(6) / max(known.last_round[client], 1)) ** 0.5
         np.testing.assert_allclose(found[client], (min(value, bound) - least) / span + rest)
-    assert (
-        bound < heard[-1] and np.isnan(utilities(in_round(0, loss=np.full(8, np.inf)), 0.7)).all()
-    )
+    assert bound < heard[-1]
+    assert np.isnan(utilities(in_round(0, loss=np.full(8, np.inf)), 0.7)).all()
 
 
 def test_oort_takes_new_clients_and_those_of_enough_utility():
@@ -117,11 +117,7 @@ def test_a_wrong_choice_is_one_line(ids):
 
 
 def make(select, **options):
-    federation = federation_for("fedproto")
-    options = fl.SimulationOptions(participation=0.25, devices=1, select=select, **options)
-    return fl.make_simulation(
-        fl.fedproto(TRAINING), federation, federation_data(federation), options
-    )
+    return simulation_of("fedproto", participation=0.25, devices=1, select=select, **options)
 
 
 def test_the_server_knows_the_loss_of_those_who_arrived():

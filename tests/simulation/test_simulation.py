@@ -5,21 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.context import Context
-from fedjax_ht.core.evaluation import Scoring
+import fedjax_ht as fl
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import Needs, Pretrained
 from fedjax_ht.core.samples import PUBLIC
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.simulation import compiled
 from fedjax_ht.simulation.host_store import host_store
 from fedjax_ht.simulation.roster import make_roster
-from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     ASSIGNMENT,
     NUM_CLIENTS,
     TRAIN_COUNTS,
-    changed,
     each_client,
     federation_data,
     identical,
@@ -61,11 +57,11 @@ def test_clients_get_the_round_and_a_control_sees_their_training_samples():
     dataset, partition = samples()
     held = sorted(np.concatenate([client.train for client in partition]))
 
-    def client_update(bucket, client, downlink, data, ctx: Context):
+    def client_update(bucket, client, downlink, data, ctx):
         client, uplink, metrics = probe().client_update(bucket, client, downlink, data, ctx)
         return client, uplink, metrics | {"round": data.round}
 
-    def receive(bucket, client, downlink, data, ctx: Context):
+    def receive(bucket, client, downlink, data, ctx):
         assert data.round is None
         return probe().receive(bucket, client, downlink, data, ctx)
 
@@ -78,7 +74,7 @@ def test_clients_get_the_round_and_a_control_sees_their_training_samples():
         return server, seen | {"of": jnp.sum(indices * real)}
 
     functions = ("client_update", client_update), ("receive", receive)
-    needs = ("needs", Needs(clients_data=True))
+    needs = ("needs", fl.Needs(clients_data=True))
     sim = simulation((*functions, ("server_update", server_update), needs))
     state, report = play(sim, to_host(sim.init()), [0, 4])
     assert report.metrics["round"] == 0
@@ -98,7 +94,7 @@ def test_a_public_set_is_there_for_methods_that_read_it():
         assert indices.shape == dataset.public.shape
         return {"public": data.labels[indices].sum(), "public_count": count}
 
-    def client_update(bucket, client, downlink, data, ctx: Context):
+    def client_update(bucket, client, downlink, data, ctx):
         client, uplink, metrics = probe().client_update(bucket, client, downlink, data, ctx)
         return client, uplink, metrics | seen(data)
 
@@ -107,7 +103,8 @@ def test_a_public_set_is_there_for_methods_that_read_it():
         return server, seen(ctx.data)
 
     functions = ("client_update", client_update), ("server_update", server_update)
-    sim = simulation((*functions, ("needs", Needs(public_samples=len(dataset.public)))), lanes=4)
+    needs = ("needs", fl.Needs(public_samples=len(dataset.public)))
+    sim = simulation((*functions, needs), lanes=4)
     state, report = play(sim, to_host(sim.init()), [0, 3, 4])
     expected = {"public": dataset.labels[dataset.public].sum(), "public_count": 10}
     assert {name: report.metrics[name] for name in expected} == expected
@@ -132,22 +129,8 @@ def test_a_method_is_refused_a_public_set_that_is_too_small():
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            method = probe()._replace(needs=Needs(public_samples=needed))
-            make_simulation(method, FEDERATION, available)
-
-
-def test_participants_pay_for_the_downlink():
-    sim = simulation()
-    start = to_host(sim.init())
-    state, report = play(sim, start, [1, 4, 6], dropped=[4])
-    paid = [1, 4, 6]
-    # of the Masked leaf, each with its index, beside the level
-    entries = sum(i + 1 for i in paid)
-    both = entries + len(paid)
-    assert tuple(report.downlink) == (both, 4 * both, entries, 4 * entries)
-    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
-    np.testing.assert_array_equal(np.flatnonzero(state.last_round == 0), paid)
-    assert changed(FEDERATION, start, state) == {1, 4, 6}
+            method = probe()._replace(needs=fl.Needs(public_samples=needed))
+            fl.make_simulation(method, FEDERATION, available)
 
 
 def test_shared_init():
@@ -158,7 +141,7 @@ def test_shared_init():
 
 
 # two clients a round of buckets of five and three
-FEW = {"participation": 0.25, "lanes": 2, "scoring": Scoring("trained")}
+FEW = {"participation": 0.25, "lanes": 2, "scoring": fl.Scoring("trained")}
 
 
 def test_host_store_with_fewer_rows_than_clients():
@@ -264,7 +247,7 @@ def test_server_on_the_host_gives_the_same():
         assert all(isinstance(np.asarray(r.arrived), np.ndarray) for r in received.values())
         return probe().server_update(federation, server, received, ctx)
 
-    needs = Needs(pretrained=Pretrained(host=True))
+    needs = fl.Needs(pretrained=fl.Pretrained(host=True))
     jitted, host = simulation(), simulation((("server_update", server_update), ("needs", needs)))
     start = to_host(jitted.init())
     states = [play(sim, start, [0, 4, 6], dropped=[6])[0] for sim in (jitted, host)]

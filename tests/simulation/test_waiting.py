@@ -14,24 +14,14 @@ from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.clock import Devices, deliver_in_time
 from fedjax_ht.simulation.history import run
-from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.serving import Answers, deliver
-from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.state import SimulationState
-from tests.federations import (
-    NUM_CLIENTS,
-    TRAINING,
-    chosen,
-    federation_data,
-    federation_for,
-    identical,
-    to_host,
-)
-from tests.method_wires import settings
+from tests import standard
+from tests.federations import NUM_CLIENTS, chosen, federation_for, identical, to_host
 from tests.reference.devices import Device, Work, play_late
 from tests.simulation.test_clock import (
     DOWN,
@@ -47,6 +37,7 @@ from tests.simulation.test_clock import (
     untimed,
     with_profile,
 )
+from tests.standard import method_of
 
 # of whole models, rows, heads, slices, public sets, adapters, and those that redraw
 SOME = ("fedavg", "fedproto", "fedtgp", "fedgh", "feddropout", "fedmd", "fedit", "fedktl")
@@ -125,35 +116,29 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
 )
 def test_methods_whose_server_repeats_its_draws_are_marked(name):
     """All other servers leave alone the key that they share with the clients of this round."""
-    method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
-    options = SimulationOptions(devices=1, devices_profile=waiting(8.0))
+    method, options = method_of(name), {"devices": 1, "devices_profile": waiting(8.0)}
     if method.wire.redrawn:
         message = f"late is 'arrives', but an upload of {name} is only valid"
         with pytest.raises(ValueError, match=message):
-            make_simulation(method, federation, federation_data(federation), options)
+            standard.simulation_of(name, **options)
         return
-    engine = make_simulation(
-        method, federation, federation_data(federation), options
-    ).program.engine
+    engine = standard.simulation_of(name, **options).program.engine
     # The forms are enough, and nothing is compiled.
     of_clients = ClientInfo(*[jax.ShapeDtypeStruct((3,), np.int32)] * 3)
     sent = {}
     for bucket, form in engine.uplink_forms().items():
         stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), form)
         sent[bucket] = stacked, of_clients
-    key, weights = jax.random.key(0), all_weights(federation)
+    key, weights = jax.random.key(0), all_weights(federation_for(name))
     server = jax.eval_shape(engine.first_server, np.uint32(0), (), weights)
 
     def serve(shared_key, server, sent, key, number, frozen):
-        received = {
-            b: Received(*fields, np.ones(len(fields[1].id), bool)) for b, fields in sent.items()
-        }
+        received = {name: Received(*fields, np.ones(3, bool)) for name, fields in sent.items()}
         ctx = Context(key, number, None, pretrained=frozen, shared_key=shared_key)
-        return method.server_update(federation, server, received, ctx)[0]
+        return method.server_update(federation_for(name), server, received, ctx)[0]
 
-    _, sources = influences(
-        serve, key, server, sent, key, np.int32(0), method.needs.pretrained.variables
-    )
+    frozen = method.needs.pretrained.variables
+    _, sources = influences(serve, key, server, sent, key, np.int32(0), frozen)
     assert 0 not in union(sources)
 
 
@@ -202,15 +187,3 @@ def test_on_cpu_the_others_come_by_client_id():
     np.testing.assert_array_equal(received["a"].info.id[:3], [1, 4, 6])
     np.testing.assert_array_equal(received["a"].uplink[:3], [10.0, 40.0, 60.0])
     np.testing.assert_array_equal(received["a"].arrived, [True, True, True, False])
-
-
-def test_an_upload_after_the_deadline_does_not_arrive():
-    """Client 4 takes 2 s, client 6 3 s; client 1 sends nothing, and padding takes no time."""
-    profile = Profile(up=np.full(7, 10.0), deadline=2.0)
-    devices = Devices(profile, lambda: np.zeros(7), client_mesh(1), {}, 7)
-    (received, _), left, _ = deliver_in_time(devices, START, {"a": answers()})
-    np.testing.assert_array_equal(left["a"].seconds, [3.0, 1.0, 2.0, 0.0])
-    np.testing.assert_array_equal(left["a"].late, [True, False, False, False])
-    np.testing.assert_array_equal(left["a"].results.arrived, [False, False, True, False])
-    np.testing.assert_array_equal(received["a"].arrived, [False, True, False, False])  # by id
-    np.testing.assert_array_equal(left["a"].results.finite, SENT)
