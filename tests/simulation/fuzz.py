@@ -12,20 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import numpy as np
 
-from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.core.federation import Federation
+import fedjax_ht as fl
 from fedjax_ht.data.client_data import FederationData, arranged
-from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
-from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.profile import Profile, by_chance
-from fedjax_ht.simulation.simulation import make_simulation
-from tests.federations import NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for
-from tests.method_wires import settings
+from tests.federations import NUM_CLASSES, NUM_CLIENTS, SHAPE, federation_for
+from tests.standard import method_of
 
 ROUNDS, DEVICES = 2, 8
 
@@ -49,7 +44,7 @@ def draw(number: int) -> Case:
         "seed": int(rng.integers(1000)),
         "participation": float(rng.choice([0.3, 0.6, 1.0])),
         "drop_rate": float(rng.choice([0.0, 0.25])),
-        "scoring": Scoring(str(rng.choice(["received", "trained"])), batch_size=4),
+        "scoring": fl.Scoring(str(rng.choice(["received", "trained"])), batch_size=4),
     }
     halves = [
         {
@@ -59,25 +54,25 @@ def draw(number: int) -> Case:
         }
         for _ in range(2)
     ]
-    method = str(rng.choice(list(METHODS)))
+    method = str(rng.choice(list(fl.METHODS)))
     common["devices_profile"] = devices(number, method)
     return Case(method, counts, common, halves)
 
 
-def devices(number: int, method: str) -> Profile | None:
+def devices(number: int, method: str) -> fl.Profile | None:
     """Returns the devices of every second case; they draw numbers of their own."""
     rng = np.random.default_rng([number, 1])
     up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
     deadline, late = float(rng.choice([0.0, 3.0])), str(rng.choice(["lost", "arrives"]))
-    if not deadline or method_factory(method)(TRAINING, **settings(method)).wire.redrawn:
+    if not deadline or method_of(method).wire.redrawn:
         late = "lost"
-    available = by_chance(NUM_CLIENTS, 0.7, number)
-    return (
-        None if number % 2 else Profile(available, up=up, down=down, deadline=deadline, late=late)
-    )
+    if number % 2:
+        return None
+    available = fl.by_chance(NUM_CLIENTS, 0.7, number)
+    return fl.Profile(available, up=up, down=down, deadline=deadline, late=late)
 
 
-def data_of(case: Case, federation: Federation) -> FederationData:
+def data_of(case: Case, federation: fl.Federation) -> FederationData:
     rng = np.random.default_rng(case.common["seed"])
     labels, partition = [], []
     for client_counts in case.counts:
@@ -88,30 +83,27 @@ def data_of(case: Case, federation: Federation) -> FederationData:
         start = len(labels) + np.array([0, len(classes[0])])
         labels.extend(np.concatenate(classes))
         train, test = (np.arange(s, s + len(c)) for s, c in zip(start, classes))
-        partition.append(ClientIndices(train, np.array([], int), test))
+        partition.append(fl.ClientIndices(train, np.array([], int), test))
     y = np.array(labels, np.int32)
     x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
-    dataset = Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde"))
+    dataset = fl.Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde"))
     return arranged(dataset, tuple(partition), federation)
 
 
 def play(case: Case, halves: list[dict], folder: Path) -> dict:
     """A run whose halves have options of their own: what it reports, exact and in floats."""
-    federation = federation_for(case.method)
-    method = method_factory(case.method)(TRAINING, **settings(case.method))
+    federation, method = federation_for(case.method), method_of(case.method)
     data = data_of(case, federation)
     exact, floats = [], []
     for half, options in enumerate(halves):
-        options = SimulationOptions(**case.common, **options)
-        simulation = make_simulation(method, federation, data, options)
+        options = fl.SimulationOptions(**case.common, **options)
+        simulation = fl.make_simulation(method, federation, data, options)
         checkpointer = Checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()
         for _ in range(ROUNDS // len(halves)):
             state, report = simulation.run_round(state)
-            exact.append(
-                [report.participants.tolist(), report.arrived, *report.uplink, *report.downlink]
-            )
-            exact.append([report.absent, report.seconds, report.late, report.arrived_late])
+            exact += [report.participants.tolist(), report.arrived, report.uplink, report.downlink]
+            exact += [report.absent, report.seconds, report.late, report.arrived_late]
             floats.append([*report.metrics.values(), *report.server_metrics.values()])
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)
@@ -131,11 +123,7 @@ def difference(case: Case) -> str:
     if first["exact"] != other["exact"]:
         return f"participants or bytes: {first['exact']} and {other['exact']}"
     try:
-
-        def close(a, b):
-            return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-        jax.tree.map(close, first["floats"], other["floats"])
+        chex.assert_trees_all_close(first["floats"], other["floats"], rtol=1e-4, atol=1e-5)
     except AssertionError as error:
         return " ".join(str(error).split())
     return ""
@@ -148,10 +136,8 @@ def main(first: int, count: int) -> int:
         case = draw(number)
         finding = difference(case)
         differing += bool(finding)
-        print(
-            f"case {number}: {case.method} {case.common} {case.halves}: {finding or 'same'}",
-            flush=True,
-        )
+        run = f"{case.method} {case.common} {case.halves}"
+        print(f"case {number}: {run}: {finding or 'same'}", flush=True)
         jax.clear_caches()
     return int(differing > 0)
 

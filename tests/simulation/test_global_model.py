@@ -4,11 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.options import SimulationOptions
+import fedjax_ht as fl
 from fedjax_ht.simulation.rows import evaluation_row
-from fedjax_ht.simulation.simulation import Simulation, make_simulation
 from tests.federations import (
     TRAINING,
     federation_data,
@@ -20,19 +17,6 @@ from tests.federations import (
 from tests.reference import auc
 
 FEDERATION, DATA, BATCH_SIZE = normed_federation(), federation_data(normed_federation()), 5
-
-
-def simulation(statistics: str = "batch") -> Simulation:
-    options = SimulationOptions(
-        scoring=Scoring(batch_size=BATCH_SIZE, global_statistics=statistics, auc=True)
-    )
-    return make_simulation(METHODS["heterofl"](TRAINING), FEDERATION, DATA, options)
-
-
-def drawn(server, seed: int):
-    """Weights that make something of an image."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), server)
 
 
 def batches(name: str) -> list[np.ndarray]:
@@ -78,10 +62,13 @@ def macro_f1_of(scores: np.ndarray, labels: np.ndarray) -> float:
 @pytest.mark.parametrize("statistics", ["batch", "training"])
 def test_it_is_scored_on_all_test_samples(statistics):
     """Norms use the batch's statistics, or the mean over batches of all training samples."""
-    sim = simulation(statistics)
+    scoring = fl.Scoring(batch_size=BATCH_SIZE, global_statistics=statistics, auc=True)
+    options = fl.SimulationOptions(scoring=scoring)
+    sim = fl.make_simulation(fl.heterofl(TRAINING), FEDERATION, DATA, options)
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):
-        server = drawn(state.server, seed)
+        rng = np.random.default_rng(seed)
+        server = jax.tree.map(lambda x, rng=rng: np.float32(rng.normal(size=x.shape)), state.server)
         scores = {kind: scores_by_hand(server, kind) for kind in ("batch", "training")}
         by_hand = {kind: accuracy_of(*of_kind) for kind, of_kind in scores.items()}
         scored = sim.evaluate(to_device(state._replace(server=server)))

@@ -1,6 +1,5 @@
 """Privacy budgets that rounds spend, and whole runs that are private."""
 
-import functools
 import math
 from types import SimpleNamespace
 
@@ -8,32 +7,22 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.privacy_budget import BLOCK, epsilon_spent, participations
-from fedjax_ht.simulation.program import bind
 from fedjax_ht.trust.defences import median
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.options import Privacy
-from tests.federations import (
-    NUM_CLIENTS,
-    TRAIN_COUNTS,
-    TRAINING,
-    federation_data,
-    federation_for,
-    to_host,
-)
+from tests.federations import NUM_CLIENTS, TRAIN_COUNTS, TRAINING, to_host
+from tests.simulation.test_clock import untimed
 from tests.standard import simulation_of
 
 pytest.importorskip("dp_accounting")
 SAMPLES = TRAIN_COUNTS.sum(1)
 
 
-def program(name: str, privacy: Privacy | None, **options):
-    federation = federation_for(name)
-    data, settings = federation_data(federation), SimulationOptions(privacy=privacy, **options)
-    return bind(METHODS[name](TRAINING), federation, data, options=settings)
+def program(name: str, *privacy, **options):
+    return simulation_of(name, privacy=Privacy(*privacy), **options).program
 
 
 @pytest.mark.parametrize("rounds", [0, 3, BLOCK, 2 * BLOCK + 5])
@@ -46,20 +35,14 @@ def test_participations_are_those_of_the_rounds(rounds):
         np.testing.assert_array_equal(participations(4, share, NUM_CLIENTS, rounds), expected)
 
 
-def most(rounds: int, share: float) -> int:
-    return participations(0, share, NUM_CLIENTS, rounds).max()
-
-
 def test_sums_and_uploads_cost_what_the_busiest_client_pays():
-    for name, unit, share in (
-        ("lg_fedavg", "client", 1.0),
-        ("lg_fedavg", "client", 0.4),
-        ("fedavg", "upload", 0.4),
-    ):
-        bound = program(name, Privacy(unit, 1.0, 2.0, 1e-4), participation=share)
+    cases = ("lg_fedavg", "client", 1.0), ("lg_fedavg", "client", 0.4), ("fedavg", "upload", 0.4)
+    for name, unit, share in cases:
+        bound = program(name, unit, 1.0, 2.0, 1e-4, participation=share)
         for rounds in (1, 7):
-            assert epsilon_spent(bound, rounds) == gaussian_epsilon(2.0, most(rounds, share), 1e-4)
-    assert most(7, 0.4) < 7
+            most = participations(0, share, NUM_CLIENTS, rounds).max()
+            assert epsilon_spent(bound, rounds) == gaussian_epsilon(2.0, most, 1e-4)
+    assert most < 7
 
 
 @pytest.mark.parametrize("exposure", ["alike", "apart"])
@@ -78,7 +61,7 @@ def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
 
 
 def test_samples_cost_most_where_there_are_few():
-    spent = epsilon_spent(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
+    spent = epsilon_spent(program("fedavg", "sample", 1.0, 2.0, participation=0.5), 10)
     took_part, size = participations(0, 0.5, NUM_CLIENTS, 10), TRAINING.batch_size
     steps = took_part * np.maximum(SAMPLES // size, SAMPLES > 0)
     each = [
@@ -88,9 +71,9 @@ def test_samples_cost_most_where_there_are_few():
 
 
 def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
-    assert epsilon_spent(program("local", Privacy("client")), 5) == 0.0
-    assert epsilon_spent(program("local", Privacy("sample")), 5) == 0.0
-    assert epsilon_spent(program("fedavg", Privacy("client", 1.0, 0.0)), 5) == math.inf
+    assert epsilon_spent(program("local", "client"), 5) == 0.0
+    assert epsilon_spent(program("local", "sample"), 5) == 0.0
+    assert epsilon_spent(program("fedavg", "client", 1.0, 0.0), 5) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -102,16 +85,9 @@ def test_changes_of_single_uploads_are_refused_beside_noise_on_sums(field, value
     SimulationOptions(privacy=Privacy("upload"), **{field: value})
 
 
-@functools.cache
-def simulation(unit: str, noise: float = 1.0, seed: int = 0, build: int = 0, **options):
-    """FedAvg's; `build` tells apart two that are alike."""
-    privacy = Privacy(unit, 0.1, noise)
-    how = {"seed": seed, "lanes": 1, "participation": 0.6}
-    return simulation_of("fedavg", privacy=privacy, **how, **options)
-
-
-def without_seconds(history):
-    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in history]
+def simulation(unit: str, seed: int = 0):
+    privacy = Privacy(unit, 0.1, 1.0)
+    return simulation_of("fedavg", privacy=privacy, seed=seed, lanes=1, participation=0.6)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +103,8 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     spent = [row.get("epsilon") for row in history]
     assert spent[0] is None and 0 < spent[1] < spent[3] and spent[1] <= spent[2] <= spent[3]
     halfway, first = run(simulation(unit), 1)
-    resumed, rows = run(simulation(unit, build=1), 3, state=halfway, history=first)
-    assert without_seconds(rows) == without_seconds(history)
+    resumed, rows = run(simulation(unit), 3, state=halfway, history=first)
+    assert untimed(rows) == untimed(history)
     expected = to_host(state).server["base"]["fc1"]["kernel"]
     np.testing.assert_array_equal(to_host(resumed).server["base"]["fc1"]["kernel"], expected)
     other, _ = run(simulation(unit, seed=1), 1)
