@@ -97,10 +97,7 @@ REFUSED = {
     "no module": (object, "model 'm' is a builtins.object; it must be a Flax module"),
     "class of a base": (lambda: fl.SplitModel(Plain, HEAD), "SplitModel's base is the class Plain"),
     "class of a head": (lambda: fl.SplitModel(Plain(), nn.Dense), "SplitModel's head is the class"),
-    "statistics": (
-        lambda: fl.SplitModel(Plain(BY_BATCH), HEAD),
-        "model 'm' normalises by the current batch",
-    ),
+    "statistics": (lambda: fl.SplitModel(Plain(BY_BATCH), HEAD), "model 'm' normalises by the"),
     "collection": (lambda: fl.SplitModel(Plain(Scaled()), HEAD), "model 'm' keeps base/last/scale"),
     "norm in the head": (
         lambda: fl.SplitModel(Plain(), nn.Sequential((FROZEN, HEAD))),
@@ -191,11 +188,7 @@ UNFIT = {  # base, shape of a sample -> start of the message
     "images without channels": (nn.Conv(4, (3, 3)), (8, 8), "model 'm': base takes samples with 3"),
     "rows for a recurrent layer": (nn.RNN(nn.LSTMCell(3)), (6,), "model 'm': base takes samples"),
     "other axes": (Four(), (6,), "model 'm' fails on a sample of shape (6,), ValueError: not"),
-    "other error": (
-        INVERSE,
-        (6,),
-        "model 'm' fails on a sample of shape (6,), ValueError: Argument",
-    ),
+    "other error": (INVERSE, (6,), "model 'm' fails on a sample of shape (6,), ValueError: Arg"),
 }
 
 

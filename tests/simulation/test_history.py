@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import best, merged, run, run_rounds
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
 from fedjax_ht.simulation.runs import Ending, run_each
 from fedjax_ht.simulation.simulation import Rounds, SimulationState
 from fedjax_ht.simulation.state import copy_state
-from tests.federations import TRAINING, identical, to_host
+from tests.federations import identical, to_host
+from tests.simulation.test_clock import untimed
 from tests.standard import simulation_of
 
-LOCAL = METHODS["local"](TRAINING)
 COST = WireCost(1, 4, 0, 0)
 REPORT = RoundReport(np.arange(2), 2, (), {}, {}, np.zeros(2), {}, COST, COST, 0.0, True, ())
 
@@ -49,13 +48,8 @@ def scripted(script, silent_in=()):
         run_round=run_round,
         evaluate=evaluate,
         client_flops=lambda: np.array([10.0, 0, 0]),
-        rules=LOCAL.rules,
+        rules=("head",),
     )
-
-
-def test_the_method_is_the_simulations():
-    with pytest.raises(ValueError, match="rounds is a Method; it must be an integer of at least 0"):
-        run(scripted([0.0]), LOCAL, state=1)
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
@@ -211,10 +205,6 @@ def played(rounds, states=(None, None), histories=((), ()), *, patience=None, **
         ending=Ending(patience),
         **{"after_round": lambda states, histories: False} | options,
     )
-
-
-def untimed(rows):
-    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
 
 
 def test_runs_have_rows_of_their_own_and_all_must_be_out_of_patience():

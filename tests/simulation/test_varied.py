@@ -7,16 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.evaluation import Scoring
-from fedjax_ht.core.method import varied
-from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.simulation import make_simulation
+import fedjax_ht as fl
 from tests.federations import TRAINING, federation_data, federation_for
 
 ROUNDS = 2
-SCORING = Scoring(batch_size=4)
-OPTIONS = SimulationOptions(seed=3, participation=0.6, lanes=1, devices=1, scoring=SCORING)
+SCORING = fl.Scoring(batch_size=4)
+OPTIONS = fl.SimulationOptions(seed=3, participation=0.6, lanes=1, devices=1, scoring=SCORING)
 POINTS = {"rate": np.array([0.05, 0.2]), "weight": np.array([0.1, 2.0])}
 POINTS["server_lr"] = np.array([0.01, 0.1])
 FEDERATION = federation_for("fedtgp")
@@ -26,14 +22,14 @@ DATA = federation_data(FEDERATION)
 def make(s):
     training = dataclasses.replace(TRAINING, optimizer=optax.sgd(s["rate"]))
     options = {"weight": s["weight"], "server_lr": s["server_lr"], "server_epochs": 10}
-    return METHODS["fedtgp"](training, server_batch_size=3, **options)
+    return fl.fedtgp(training, server_batch_size=3, **options)
 
 
 def point(i):
     return {name: values[i] for name, values in POINTS.items()}
 
 
-METHOD = varied(make, point(0))
+METHOD = fl.varied(make, point(0))
 
 
 def played(simulation):
@@ -51,7 +47,7 @@ def alike(a, b):
 
 def at_point(i: int, seed: int = 3):
     options = dataclasses.replace(OPTIONS, seed=seed)
-    return played(make_simulation(METHOD, FEDERATION, DATA, options, settings=point(i)))
+    return played(fl.make_simulation(METHOD, FEDERATION, DATA, options, settings=point(i)))
 
 
 def test_points_are_the_runs_they_would_be_alone(compiled):
@@ -62,7 +58,7 @@ def test_points_are_the_runs_they_would_be_alone(compiled):
     other_seed, _, _ = at_point(1, seed=4)
     assert not compiled
     assert not alike(first.server, state.server) and not alike(other_seed.server, state.server)
-    by_itself = make_simulation(make(point(1)), FEDERATION, DATA, OPTIONS)
+    by_itself = fl.make_simulation(make(point(1)), FEDERATION, DATA, OPTIONS)
     alone, alone_report, alone_score = played(by_itself)
     assert alike(state.server, alone.server) and alike(score.accuracy, alone_score.accuracy)
     assert alike(report.metrics, alone_report.metrics)
@@ -76,4 +72,4 @@ def test_settings_must_fit():
         (METHOD, POINTS, r"settings\['rate'\] has \[2\] values; a run takes one of each"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_simulation(chosen, FEDERATION, DATA, OPTIONS, settings=settings)
+            fl.make_simulation(chosen, FEDERATION, DATA, OPTIONS, settings=settings)
