@@ -128,8 +128,8 @@ def test_the_head_is_that_of_pooled_data_whatever_the_split(kind):
     """To rounding: float32 sums, of 240 samples here, solved with a condition number near 1e4."""
     method, y = MAKERS[kind](TRAINING), dataset().labels
     servers = {}
-    for name in ("pooled", "one class a client"):
-        servers[name] = after(simulated(method, splits()[name]), EVERYONE)[0][-1].server
+    for name, split in splits().items():
+        servers[name] = after(simulated(method, split), EVERYONE)[0][-1].server
     x = features_of(ONE.buckets[0], servers["pooled"])
     want = scores(expected(kind, x, y), x)
     for name, server in servers.items():
