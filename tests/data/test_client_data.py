@@ -174,8 +174,11 @@ MASK = np.arange(12) < 3
         (FIRST._replace(test=FIRST.train), "sample 0 is in train and in test; remove it from one"),
         (FIRST._replace(val=np.array([5])), "sample 5 is in val and in test"),
         (FIRST._replace(train=np.array([1, 0, 1])), r"train has sample 1 twice.*np.unique\("),
-        (FIRST._replace(train=np.array([0, 12])), "train has index 12; there are 12 samples, so"),
-        (FIRST._replace(test=np.array([-1])), "test has index -1; there are 12 samples"),
+        (
+            FIRST._replace(train=np.array([0, 12])),
+            "train has index 12; with 12 samples, indices must",
+        ),
+        (FIRST._replace(test=np.array([-1])), "test has index -1; with 12 samples"),
         (FIRST._replace(train=MASK), r"train is a numpy.ndarray, bool \[12\]"),
         (FIRST._replace(train=np.array([0.0])), r"train is a numpy.ndarray, float64 .* integers"),
         (FIRST._replace(train=np.array(["0"])), "train is a numpy.ndarray, <U1"),

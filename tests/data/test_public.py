@@ -153,7 +153,7 @@ def test_shares_are_read():
 
 @pytest.mark.parametrize("text", ["hold_out:0", "hold_out:1", "hold_out:", "hold_out:many"])
 def test_shares_that_are_none_are_refused(text):
-    with pytest.raises(ValueError, match=f"dataset.public is '{text}'; behind hold_out: it must"):
+    with pytest.raises(ValueError, match=f"dataset.public is '{text}'; after hold_out: it must"):
         hold_out_share(text)
 
 

@@ -72,8 +72,8 @@ def test_variables_convert_both_ways():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("a_0", "a_1"), r"^'a_2' is missing beside a_0, a_1$"),
-        (("a_0", "a_1", "a_2", "a_3"), r"^'a_3' is not expected beside a_0, a_1, a_2, a_3$"),
+        (("a_0", "a_1"), r"^'a_2' is missing among a_0, a_1$"),
+        (("a_0", "a_1", "a_2", "a_3"), r"^'a_3' is not expected among a_0, a_1, a_2, a_3$"),
     ],
 )
 def test_blocks_that_do_not_match_are_named(names, message):

@@ -130,7 +130,7 @@ def test_sums_are_the_same_in_another_process():
 
 def test_a_folder_without_a_checkpoint(tmp_path):
     with pytest.raises(
-        ValueError, match=r"has no readable checkpoint of this simulation .* fl\.save\("
+        ValueError, match=r"has no readable checkpoint of this simulation; fl\.save\("
     ):
         load(tmp_path / "none", toy_simulation())
 

@@ -21,7 +21,7 @@ def with_layer(**fields):
         (SMALL, {"average": np.full((7, 8), np.nan)}, "average has non-finite values"),
         (with_layer(outputs=6), {}, "layer 1 does not fit the one before it"),
         (with_layer(padding=(-9, -9, 9, 9)), {}, "leaves an image of -"),
-        (SMALL._replace(mapping_layers=10**12), {}, r"says 1,000,000,000,000 mapping layers"),
+        (SMALL._replace(mapping_layers=10**12), {}, r"has 1,000,000,000,000 mapping layers"),
         (SMALL._replace(layers=()), {}, "the synthesis has no layers"),
     ],
 )

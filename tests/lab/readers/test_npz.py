@@ -229,7 +229,7 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"inputs": SIGNALS > 0}, "inputs is bool"),
         (photos(BYTES * np.nan, [0, 1]), "NaN"),
         (photos(np.zeros((2, 4, 4, 2), np.uint8), [0, 1]), "(2, 4, 4, 2)"),
-        (photos(BYTES[:, :0, :0], [0, 1]), "a sample is [0, 0, 1], an array"),
+        (photos(BYTES[:, :0, :0], [0, 1]), "a sample is [0, 0, 1], an empty array"),
         ({"x": BYTES[:, :0], "y": [0, 1]}, "a sample is [0, 4, 1], an empty array"),
         (photos(np.array([{}, {}]), [0, 1]), "pickle"),
         # labels, groups, names of classes, sets

@@ -96,7 +96,10 @@ def test_the_page_stands_by_itself(experiment, tmp_path):
     assert "<p>2026-11-28, fedjax_ht 0.2.0 (commit abc), 0:00:04 of training" in top
     trains_on = r"A client trains on \d+ to \d+ images of \d+ to \d+ classes, and tests on"
     assert re.search(trains_on, top)
-    assert ". Split practical, alpha 0.1, " in top and "(seed 1): Dirichlet shares" in top
+    assert (
+        ". Split practical, alpha 0.1, " in top
+        and "(seed 1): Cuts each class by Dirichlet shares" in top
+    )
     assert rest.startswith("<main><section><h2>Result</h2><figure")
     assert "<li>FedProto (Tan et al., AAAI 2022): clients share class prototypes.</li>" in rest
     assert "<pre>run 1 &lt; 2</pre>" in page and "+10.00" in page

@@ -108,7 +108,7 @@ BAD_TRACES = {
     "unknown column 'up'": "client,first_round,last_round,up\n0,0,1,1\n",
     "client 3 is available from round 0 to 1; clients are 0 to 2, and": "client,first_round,last_round\n3,0,1\n",
     "client 0 is available from round 2 to 1; clients are": "client,first_round,last_round\n0,2,1\n",
-    "last_round of row 1 is ''; it must be a whole number": "client,first_round,last_round\n0,2,\n",
+    "last_round of row 1 is ''; it must be an integer from 0": "client,first_round,last_round\n0,2,\n",
 }
 
 

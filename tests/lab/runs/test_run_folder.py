@@ -97,7 +97,7 @@ def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
     noted = read_folder(copied).notes["random"]
     assert noted == random_generator() and len(noted) >= 2
     before, standing = contents(copied), jax.config.jax_threefry_partitionable
-    message = rf"threefry_partitionable {standing}, and .* has {not standing}: .*; set JAX_T"
+    message = rf"threefry_partitionable {standing}, but .* has {not standing}: .*; set JAX_T"
     with jax.threefry_partitionable(not standing):
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
             with refused(message) as error:

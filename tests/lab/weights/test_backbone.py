@@ -161,7 +161,7 @@ def test_wrong_names_are_one_line_before_the_data_are_read(config, name):
 def test_weights_of_another_width_are_refused(config, tmp_path, weights):
     grey = write_weights(tmp_path / "grey_weights.npz", channels=1)
     wide = write_weights(tmp_path / "wide.npz", depth=10)
-    for file, line in ((grey, "conv1/kernel has shape"), (wide, "which the model does not have")):
+    for file, line in ((grey, "conv1/kernel has shape"), (wide, "for which the model has no")):
         config.dataset.backbone = f"resnet4:{file}"
         with pytest.raises(ValueError, match=f"{file.name}: these do not fit resnet4: .*{line}"):
             plan(config)
