@@ -13,7 +13,7 @@ Metrics = dict[str, Float[Array, ""]]  # by name
 
 
 class ClientInfo(NamedTuple):
-    """What the system knows about one client; every field is traced.
+    """A client's id, number of training samples and rounds; every field is traced.
 
     Attributes:
       id: int32 scalar, the client's id in the whole federation.
@@ -35,7 +35,7 @@ class Context(NamedTuple):
     Attributes:
       key: random key, already folded from (seed, round, client id).
       round: int32 scalar, from 0.
-      info: what the system knows about the client; None on the server.
+      info: the client's id and counts; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
       shared_key: a key folded from (seed, round) alone, the same for the server and all clients.
         With this key and a client's id, server_update can repeat a draw of broadcast. None for

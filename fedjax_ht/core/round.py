@@ -26,7 +26,7 @@ class Participant(NamedTuple):
 
     Attributes:
       member: int32, the client's row in the bucket's stacked splits.
-      info: what the system knows about the client.
+      info: the client's id and counts.
       valid: False for padding.
       dropped: True if the client's uplink is lost.
     """
@@ -156,7 +156,7 @@ def send(
       server: the server's state.
       root: key of the run.
       round: the round, an int32 scalar.
-      info: what the system knows about the client.
+      info: the client's id and counts.
       call: makes the calls of the stages "broadcast" and "downlink".
     """
 

@@ -27,7 +27,7 @@ from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
 INDEX_BYTES = 4  # an int32 index
 
 Late = Literal["lost", "arrives"]
-"""Whether an upload that misses its round's deadline is dropped, or arrives in a later round."""
+"""Fate of an upload that misses its round's deadline: dropped, or received in a later round."""
 
 
 @jax.tree_util.register_static  # no leaf of a message, but part of its structure

@@ -15,7 +15,7 @@ from absl import flags
 from fedjax_ht.check.names import unknown
 from fedjax_ht.core.user_code import user_modules_in
 
-# Warnings only: orbax and jax log much at INFO, which a user's own --verbosity=0 shows
+# Warnings only: jax logs much at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
 SEE_HELP = "`--help` shows the flags"
 TRUST = "Run the code that the run's config.json names: module:function, and its config file."

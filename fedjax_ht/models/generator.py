@@ -15,7 +15,7 @@ class Card(NamedTuple):
       name: the generator's name in tables and messages.
       trained_on: names of its training data sets, where possible those of `lab.readers`; () if
         unknown.
-      domain: what its images show.
+      domain: the subject of its images.
       licence: the licence of its weights.
       origin: a sentence on its makers, sources and training.
     """

@@ -62,7 +62,7 @@ class Roster(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether a layout lists participants by id: on one device with one lane."""
+        """True if a layout lists participants by id: on one device with one lane."""
         return self.devices == self.lanes == 1
 
     def rows(self, ids: np.ndarray) -> np.ndarray:

@@ -85,4 +85,4 @@ class Privacy(NamedTuple):
 
 
 Exposure = Literal["nothing", "alike", "apart"]
-"""What uploads reveal besides their numbers, see `disclosure.exposure`."""
+"""Exposure of clients by uploads, besides their numbers; see `disclosure.exposure`."""

@@ -1,7 +1,6 @@
 """Names that a user registers: which are taken, and which functions fit."""
 
 import functools
-import sys
 
 import optax
 import pytest
@@ -11,7 +10,6 @@ from fedjax_ht.data.partition import PARTITIONS
 from tests.registered import nothing_registered
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1))
-KEYWORD = "keyword-only " if sys.version_info >= (3, 12) else ""  # what `inspect` says
 
 
 @pytest.fixture(autouse=True)

@@ -337,7 +337,7 @@ class ReportConfig(Section, prefix="report."):
 
 @documented_by(Scoring)
 class ScoringConfig(Section, Scoring, prefix="scoring."):
-    """What an evaluation scores: `core.evaluation.Scoring`, with settable fields."""
+    """The scores of an evaluation: `core.evaluation.Scoring`, with settable fields."""
 
 
 @documented_by(Attack)

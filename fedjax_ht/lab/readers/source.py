@@ -308,5 +308,5 @@ class Source:
 
     @property
     def argument(self) -> str:
-        """What follows the colon in `name`; "" for a set."""
+        """The part of `name` after the colon; "" for a set."""
         return self.name.partition(":")[2]

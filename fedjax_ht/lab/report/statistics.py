@@ -65,7 +65,7 @@ class Difference(NamedTuple):
 
     @property
     def leads(self) -> bool:
-        """Whether one entry leads the other.
+        """True if one entry leads the other.
 
         False if the interval includes 0, or without an interval if some trial is not ahead. Also
         False if the mean difference is below `least`, which tables show as 0.

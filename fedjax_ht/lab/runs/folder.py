@@ -281,10 +281,7 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that a resumed run must share.
-
-    They are fields, and the settings of entries that both runs have.
-    """
+    """Returns the values that a resumed run must share: fields, and settings of common entries."""
     origin = {"tuned": "", "searched_on": ()}
     return fixed(fields) | flatten({label: entry | origin for label, entry in entries.items()})
 
