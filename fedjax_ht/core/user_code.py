@@ -72,7 +72,7 @@ def refuse_code(names: Collection[str]) -> None:
         raise ValueError(
             f"the config names {', '.join(refused)}, which would be imported from "
             f"{' or '.join(module_folders())} or an installed package, and run; if you trust this "
-            "code, allow it with --trust, or trust=True in Python"
+            "code, allow it with --trust (trust=True from Python)"
         )
 
 

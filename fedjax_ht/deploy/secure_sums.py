@@ -72,8 +72,8 @@ def sum_groups(
         raise ValueError(f"--secure_sums: clients of {method.name} send nothing to sum")
     if not all(map(is_payload, leaves)):
         raise ValueError(
-            f"--secure_sums: clients of {method.name} say which rows or counts they have, by which "
-            "the server weights each client; a sum cannot distinguish clients"
+            f"--secure_sums: clients of {method.name} reveal which rows or counts they have, by "
+            "which the server weights each client; a sum cannot distinguish clients"
         )
 
     def stacked_form(leaf):

@@ -159,8 +159,8 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
     [
         ("local", "send nothing to sum"),
         ("fedtgp", "reads more than sums of uplinks"),
-        ("fedavg", "say which rows or counts they have"),
-        ("heterofl", "say which rows or counts they have"),
+        ("fedavg", "reveal which rows or counts they have"),
+        ("heterofl", "reveal which rows or counts they have"),
     ],
 )
 def test_methods_whose_sum_is_not_enough_are_refused(name, message):

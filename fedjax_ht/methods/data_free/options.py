@@ -1,8 +1,8 @@
 """Options of distillation at the server, for DFRD, and for DENSE and FedFTG as DFRD runs them.
 
 The loop is in `data_free.distil`. An option that defaults to None takes its value from `FORMS`, by
-the method's `variant`; an option with a value keeps it. For DENSE and FedFTG, a variant has the
-values of DFRD's text, or their own, for the options that all three share.
+the method's `variant`; an option with a value keeps it. Options that DENSE and FedFTG share with
+DFRD have either the values of DFRD's text or those of their own papers, by the variant.
 
 Settled here, for "paper":
 * The text gives no temperature; here it is 1.
