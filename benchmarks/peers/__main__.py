@@ -1,4 +1,4 @@
-"""Runs the protocols by all sides: `python -m benchmarks.peers --environments=DIR`."""
+"""Runs the protocols with all simulators: `python -m benchmarks.peers --environments=DIR`."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ _PROTOCOLS = flags.DEFINE_list(
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Warm rounds that are timed.")
 _CORES = flags.DEFINE_integer("cores", 1, "Of the processor, for every side.")
 
-# Engines also report to their makers and draw a bar for the clients: not here.
+# Turns off the engines' telemetry and progress bars.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TQDM_DISABLE": "1"}
 
 
@@ -80,7 +80,7 @@ HEAD = (
 
 
 def main(_) -> None:
-    """Plays all protocols by all sides, one after another."""
+    """Runs all protocols with all simulators, one after another."""
     text = [
         f"{machine()} {_CORES.value} of them for every side; medians of {_ROUNDS.value} warm "
         "rounds."

@@ -1,4 +1,4 @@
-"""The protocols that every side trains by, and files with their samples and first weights.
+"""The protocols that all simulators run, and files with their samples and first weights.
 
 Imports NumPy alone, for the Pythons of all peers.
 """
@@ -26,14 +26,14 @@ class Network(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """FedAvg on images of 32x32x3 with plain SGD, in stored order so that all sides end with the
-    same weights.
+    """FedAvg on images of 32x32x3 with plain SGD, in stored order so that all simulators end with
+    the same weights.
 
     Attributes:
-      users, samples: how many there are, and training images of each.
-      cohort: users of a round.
+      users, samples: number of users, and of training images of each.
+      cohort: number of users in a round.
       epochs, batch_size, learning_rate: local training.
-      network: what is trained.
+      network: the trained network.
     """
 
     users: int
@@ -83,7 +83,7 @@ PROTOCOLS = {
 
 
 def write_problem(path: str, protocol: Protocol, cohorts: np.ndarray) -> None:
-    """Writes random images and labels, who takes part, and first weights in torch's layout.
+    """Writes random images and labels, the cohorts, and first weights in torch's layout.
 
     The file has images uint8 [N, 32, 32, 3], labels int64 [N], user i's being those from i times
     `samples` on, modulo N; cohorts int64 [rounds, cohort], and `weight_<k>`, `bias_<k>` of layer k.
@@ -122,7 +122,7 @@ def weight_shapes(network: Network) -> list[tuple[int, ...]]:
 
 
 def rows_of(protocol: Protocol, user: int, count: int) -> np.ndarray:
-    """Returns the places of a user's samples among `count`."""
+    """Returns the indices of a user's samples among `count`."""
     return (user * protocol.samples + np.arange(protocol.samples)) % count
 
 

@@ -1,4 +1,4 @@
-"""Parts that the scripts of all sides share: arguments, processor's seconds of a round, the answer.
+"""What the scripts of all simulators share: arguments, CPU seconds of a round, and the answer.
 
 Imports NumPy alone.
 
@@ -33,7 +33,7 @@ def first_weights(problem: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 class Marks:
-    """Marks the ends of rounds, for an engine that plays all rounds by itself.
+    """Marks the ends of rounds, for an engine that runs all rounds by itself.
 
     It is called at the end of each round, the first one included, with a function that returns the
     server's weights, of all layers. A call's own time counts in no round.
@@ -68,8 +68,8 @@ def play(
     answer: str,
     versions: str,
 ) -> None:
-    """Plays and times `one_round(number)`, and writes the answer; `weights()` are the server's, of
-    all layers."""
+    """Runs and times `one_round(number)`, and writes the answer; `weights()` returns the server's,
+    of all layers."""
     marks = Marks()
     for number in range(rounds + 1):
         one_round(number)
@@ -78,17 +78,17 @@ def play(
 
 
 def processor_seconds() -> float:
-    """Returns user and system seconds of this process and its descendants, ended ones included."""
+    """Returns user and system seconds of this process and its descendants, including ended ones."""
     total = 0
     for pid in family():
         fields = _read(pid, "stat").rpartition(")")[2].split()
-        # The process's own, and those of its children that have ended; none if it has ended itself.
+        # Its own and those of its ended children; nothing if it has ended itself.
         total += sum(map(int, fields[11:15]))
     return total / _TICK
 
 
 def peak_memory() -> int:
-    """Returns the bytes of each process's peak, added up; shared memory counts in each."""
+    """Returns the sum of all processes' peak bytes; shared memory counts in each."""
     total = 0
     for pid in family():
         for line in _read(pid, "status").splitlines():

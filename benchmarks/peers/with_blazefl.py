@@ -1,6 +1,6 @@
 """Plays a protocol by BlazeFL's FedAvg.
 
-On one core by its sequential trainer, on more by its pool of as many threads.
+It uses its sequential trainer on one core, and its pool with a thread per core on more.
 """
 
 import copy
@@ -43,8 +43,8 @@ class Users:
     ) -> DataLoader:
         """Returns a user's batches in stored order.
 
-        They are cut beforehand: collating them sample by sample would be a cost of the loader, not
-        of BlazeFL.
+        They are cut in advance: collating samples one by one would cost time that is the loader's,
+        not BlazeFL's.
         """
         rows = rows_of(self._protocol, cid, len(self._labels))
         batches = zip(self._images[rows].split(batch_size), self._labels[rows].split(batch_size))

@@ -1,6 +1,6 @@
 """Plays a protocol by FedJAX's federated averaging with its `jit` backend.
 
-Its `pmap` backend calls functions that JAX has dropped.
+Its `pmap` backend calls functions that JAX has removed.
 """
 
 from importlib.metadata import version
@@ -14,7 +14,7 @@ import optax
 from protocols import Network, flattened, from_torch, rows_of, to_torch
 from side import arguments, first_weights, play
 
-# of the names that JAX has dropped the only one that fedjax 0.0.17 calls here
+# the only removed name of JAX that fedjax 0.0.17 calls here
 jax.tree_map = jax.tree_util.tree_map
 
 
@@ -40,7 +40,7 @@ def haiku_model(network: Network) -> hk.Transformed:
 def max_pool(x: jax.Array) -> jax.Array:
     """Pools a map [N, H, W, C] of even height and width by 2.
 
-    It does what `hk.max_pool` does, whose gradient XLA has slower on a processor.
+    It equals `hk.max_pool`, whose gradient is slower on a CPU.
     """
     count, height, width, channels = x.shape
     return x.reshape(count, height // 2, 2, width // 2, 2, channels).max((2, 4))

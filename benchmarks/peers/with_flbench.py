@@ -1,6 +1,6 @@
 """Plays a protocol by FL-bench's FedAvg server and client.
 
-On one core in FL-bench's serial mode, on more in its parallel mode, with as many workers of Ray.
+It uses FL-bench's serial mode on one core, else its parallel mode with a Ray worker per core.
 """
 
 import json
@@ -36,7 +36,7 @@ class Classifier(DecoupledModel):
 
 
 class Client(fedavg.FedAvgClient):
-    """FL-bench's client with a loader that does not shuffle: it has the samples in stored order."""
+    """FL-bench's client with a loader that keeps the stored order."""
 
     def __init__(self, **options) -> None:
         super().__init__(**options)

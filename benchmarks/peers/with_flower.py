@@ -1,6 +1,6 @@
 """Plays a protocol by Flower's simulation engine with Ray.
 
-One processor for each client, as many of them as cores, and one thread each.
+Each client has one CPU and one thread; as many run at once as there are cores.
 """
 
 import functools
@@ -34,7 +34,7 @@ def loaded(path: str, name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
 class User(NumPyClient):
-    """Trains the user whom its instructions name: Flower's server does not know a node's
+    """Trains the user named by its instructions: Flower's server does not know a node's
     partition."""
 
     def __init__(self, path: str, name: str) -> None:
@@ -61,7 +61,7 @@ class Cohorts(FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Hands the round's users to as many nodes."""
+        """Assigns each of the round's users to a node."""
         users = self._cohorts[server_round - 1].tolist()
         nodes = client_manager.sample(len(users))
         return [(node, FitIns(parameters, {"user": user})) for node, user in zip(nodes, users)]
@@ -69,8 +69,7 @@ class Cohorts(FedAvg):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list
     ) -> tuple[Parameters | None, dict]:
-        """Returns the mean of the models, weighted by the users' samples, of which all have as
-        many."""
+        """Returns the mean of the models, weighted by samples, which are as many for each user."""
         if failures:
             raise RuntimeError(failures[0])
         return super().aggregate_fit(server_round, results, failures)

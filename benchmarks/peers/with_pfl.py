@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(self.layers(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict:
-        """Returns no metrics: pfl evaluates the users of round 0 whatever it is told."""
+        """Returns no metrics: pfl evaluates the users of round 0 in any case."""
         return {}
 
 
@@ -43,7 +43,7 @@ class MarkRounds(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Lets the training go on."""
+        """Continues the training."""
         self._marks(lambda: weights_of(model.pytorch_model))
         return False, Metrics()
 

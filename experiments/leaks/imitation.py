@@ -1,12 +1,12 @@
-"""A client's round as an attacker plays it: the client's `client_update` on images of its choice.
+"""An attacker's replay of a client's round: the client's `client_update` on images of its choice.
 
-So every method can be attacked. What is compared is the change: an upload minus the one that the
-client would have made without training on a sample. For a model that is, after one step of SGD, the
-gradient times the learning rate; for prototypes it is the prototypes themselves.
+It works for any method. The attacker compares changes: an upload minus the one that the client
+would have sent without training. For a model after one step of SGD, the change is the gradient
+times the learning rate; for prototypes it is the prototypes themselves.
 
-Labels are known. With one image per step they can be read off a classifier's gradient (Zhao et al.
-2020); here the attacker is given them. So are the client's random draws, but for the noise that
-hides it (`trust.privacy`): an attacker imitates its clipping alone.
+The attacker knows the labels; with one image per step, a classifier's gradient gives them away
+(Zhao et al. 2020). It also knows the client's random draws, except for the noise that hides the
+client (`trust.privacy`): it can only imitate the clipping.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ SAME = 1e-6  # relative square of rounding
 
 
 class Victim(NamedTuple):
-    """One client's round, of which the server knows all but the client's state and images.
+    """One client's round. The server knows all of it except the client's state and images.
 
     Attributes:
       method: a method with a recipe of one step on all the client's images, in stored order, such
@@ -39,8 +39,8 @@ class Victim(NamedTuple):
       bucket: the bucket of the client.
       downlink: the message that the client received.
       root, round, info: the trial's root key, the number of the round and the client's information;
-        with the client's random draws, which are taken as known.
-      data: a dataset whose rule from pixels to a model's inputs is taken.
+        they determine the client's random draws, which are taken as known.
+      data: a dataset; its rule from pixels to a model's inputs is used.
       privacy: the clipping and noise that hide the client, or None. `secret` decides the noise.
     """
 
@@ -60,7 +60,7 @@ class Knowledge(NamedTuple):
     Attributes:
       state: the client's state before the round, or a guess at it.
       labels: the images' classes, int32 [B].
-      sent: the upload, of which the masks are read, such as the classes that have prototypes.
+      sent: the upload; its masks are read, such as the classes that have prototypes.
       untrained: float32 [n], the payload of an upload without training.
     """
 
@@ -87,7 +87,7 @@ Simulate = Callable[[Knowledge, jax.Array], jax.Array]
 
 
 def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
-    """Concatenates the payload of a message, float32 [n], with 0 for entries that are not sent.
+    """Concatenates the payload of a message, float32 [n]; entries that are not sent are 0.
 
     Args:
       message: a message of one client.
@@ -102,7 +102,7 @@ def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
 
 
 def noiseless(victim: Victim) -> Victim:
-    """Returns the victim without its noise, which is as far as an attacker can imitate it."""
+    """Returns the victim without its noise, which an attacker cannot imitate."""
     if victim.privacy is None:
         return victim
     return victim._replace(privacy=victim.privacy._replace(noise=0.0))
@@ -115,7 +115,7 @@ def upload(
     labels: jax.Array,
     uplink: Transform | None = None,
 ) -> PyTree:
-    """Computes the upload of a client whose only training samples are these.
+    """Computes the upload of a client that trains on these samples alone.
 
     Args:
       victim: the client's round.
@@ -136,7 +136,7 @@ def upload(
 
 
 def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
-    """Computes the upload of a client that receives with these samples and trains on none."""
+    """Computes the upload of a client that receives the message, but trains on no sample."""
     method = private(victim.method, victim.privacy)
     data, (root, round, info) = _data_of(victim, images, labels), _place(victim, labels)
     client = receive(
@@ -179,7 +179,7 @@ def observe(
       labels: the images' classes, int32 [B].
 
     Raises:
-      ValueError: the method's clients send nothing that could depend on images.
+      ValueError: the method's clients send nothing that depends on images.
     """
     nothing = untrained_upload(noiseless(victim), state, jnp.zeros(shape), labels)
     untrained = payload(nothing, like=sent)
@@ -192,7 +192,7 @@ def observe(
 
 
 def imitation(victim: Victim, known: Knowledge, shape: tuple[int, ...]) -> Simulate:
-    """Makes the client's round a function of images that has a gradient.
+    """Turns the client's round into a differentiable function of images.
 
     Args:
       victim: the client's round.
@@ -215,10 +215,10 @@ def state_matters(simulate: Simulate, a: Knowledge, b: Knowledge, images: jax.Ar
 
 
 def unrolled(function: Callable, *args) -> Callable:
-    """Writes out all loops of a function, so that it has a gradient.
+    """Unrolls all loops of a function, so that it has a gradient.
 
-    A client's training loops as often as its number of samples says, which has no gradient in
-    reverse. Here that number is known; without jit, loops whose lengths are known are Python's.
+    The number of training steps depends on the number of samples, and such a loop has no reverse
+    gradient. Here that number is known; without jit, loops of known length run in Python.
 
     Args:
       function: (*args) -> pytree of arrays.

@@ -1,18 +1,17 @@
-"""Gradient inversion: images whose upload is like the one that a client sent.
+"""Gradient inversion: search for images whose upload resembles the one that a client sent.
 
     squared  |u(x) - u|^2 / |u|^2, by Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to
              the upload
     cosine   1 - cos(u(x), u) + tv * total variation of x, by Adam on the signs of the gradients
              (Geiping et al., NeurIPS 2020)
 
-u is the change that a client has sent, and u(x) the one that it would have sent of images x:
-`imitation`.
+u is the change that a client sent, and u(x) the one that images x would have given (`imitation`).
 
 Settled here:
 * Images stay within [0, 1] after every step (Geiping et al.; DLG has no such bound). DLG's L-BFGS
   is Adam here.
 * The step falls to zero along a cosine.
-* Pixels whose gradient is not finite stay: a model that noise has ruined may have such.
+* Pixels whose gradient is not finite are not moved; a model ruined by noise may have some.
 """
 
 import functools
@@ -36,11 +35,10 @@ class Search(NamedTuple):
     """The settings of an inversion.
 
     Attributes:
-      distance: the distance of two uploads, see the module's text.
+      distance: the distance of two uploads, see the module's docstring.
       tv: weight of the total variation, the mean absolute difference of neighbours along both axes.
       steps, rate: number of Adam's steps and its learning rate, in units of pixels from 0 to 1.
-      starts: number of random first images, of which the one that ends nearest to the upload is
-        taken.
+      starts: number of random starts; the one that ends nearest to the upload is kept.
     """
 
     distance: Literal["squared", "cosine"] = "squared"
@@ -58,7 +56,7 @@ class Inverted(NamedTuple):
 
     Attributes:
       images: float32 [B, H, W, C] in [0, 1].
-      loss: the minimised loss at its end, a float32 scalar.
+      loss: the final loss, a float32 scalar.
     """
 
     images: jax.Array
@@ -88,10 +86,9 @@ DISTANCES = {"squared": relative_square, "cosine": one_less_cosine}
 def invert(
     simulate: Simulate, observed: Observation, shape: tuple, key: jax.Array, search: Search
 ) -> Inverted:
-    """Looks for images whose upload is like the one observed.
+    """Searches for images whose upload resembles the observed one.
 
-    The program that is compiled serves all uploads of these shapes, and all weights of the total
-    variation.
+    One compiled program serves all uploads of these shapes and all weights of the total variation.
 
     Args:
       simulate: a simulation of uploads that can be differentiated.
@@ -137,9 +134,9 @@ def _invert(
 
 
 def in_order(images: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Sorts images [B, H, W, C] by the real ones that they are nearest to.
+    """Matches images [B, H, W, C] to the real ones, and orders them like these.
 
-    An upload has no order; the assignment has the least sum of squared distances.
+    An upload has no order, so the assignment minimises the sum of squared distances.
     """
     cost = ((images[None] - real[:, None]) ** 2).mean((2, 3, 4))
     return images[linear_sum_assignment(cost)[1]]

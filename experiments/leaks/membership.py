@@ -1,8 +1,8 @@
 """Membership inference by loss (Yeom et al., CSF 2018).
 
 A model's loss is lower on samples that it was trained on. The attacker has the model and labelled
-samples, and says "member" below some loss. How well that tells a client's training samples from its
-test samples over all thresholds is the area under the ROC curve: 0.5 is guessing.
+samples, and calls a sample a member if its loss is below a threshold. The area under the ROC curve
+says how well this separates a client's training samples from its test samples; 0.5 is guessing.
 """
 
 import jax
@@ -19,7 +19,7 @@ AT_ONCE = 64  # samples of a forward pass
 
 
 def rule_of(method: Method) -> str:
-    """Returns the inference rule whose loss is read: "head", else the one the method reports.
+    """Returns the inference rule whose loss is read: "head" if it exists, else the reported rule.
 
     The head was trained on the samples.
     """
@@ -29,7 +29,7 @@ def rule_of(method: Method) -> str:
 def losses(
     method: Method, bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, split: str
 ) -> jax.Array:
-    """Computes a client's cross-entropy on each sample of one of its splits, by `rule_of`.
+    """Computes a client's cross-entropy on each sample of a split, by the rule of `rule_of`.
 
     Args:
       method, bucket, client, downlink: the model, as for `Method.predict`.
@@ -60,8 +60,8 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
       members, non_members: losses [n] and [m].
 
     Returns:
-      The share of pairs in which a member's loss is below a non-member's, a tie counting half; NaN
-      where one of the sets is empty.
+      The share of pairs in which a member's loss is below a non-member's; a tie counts half. NaN if
+      a set is empty.
     """
     n, m = len(members), len(non_members)
     if not n or not m:
