@@ -17,6 +17,7 @@ from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.methods.shared.coded import CODES
+from fedjax_ht.simulation.history import run
 from fedjax_ht.trust.options import Privacy
 from tests.deploy.sites import (
     FIXED,
@@ -37,10 +38,10 @@ def main(method: str, code: str | None = None) -> None:
     config = small_config(method)
     if code is not None:
         config.uplink = ((code,),)
-    run, simulation = simulation_of(config)
+    made, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
-        config = with_public_file(config, run, Path(folder))
-        sites = sites_of(config, run, Path(folder))
+        config = with_public_file(config, made, Path(folder))
+        sites = sites_of(config, made, Path(folder))
         deployed = serve(make_plan(config), Path(folder) / "server", transport(sites))
         _, simulated = run(simulation, 2)
     for row in simulated:
@@ -52,9 +53,9 @@ def main(method: str, code: str | None = None) -> None:
 def private(unit: str) -> None:
     """Compares the servers' states, and the columns that both have."""
     config = private_config(unit)
-    run, simulation = simulation_of(config, privacy=Privacy(**vars(config.privacy), secret=FIXED))
+    made, simulation = simulation_of(config, privacy=Privacy(**vars(config.privacy), secret=FIXED))
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
-        sites = sites_of(config, run, Path(folder))
+        sites = sites_of(config, made, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
         server = make_server(make_plan(config), transport(sites), "a", Path(folder), entropy=fixed)
         deployed_end, deployed = run(as_rounds(server), 2)

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedjax_ht.deploy.client import load_state
+from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.processes import (
     end_all,
@@ -80,10 +81,10 @@ def compare(folder: Path) -> None:
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
     spans = present_spans(ROUNDS, VICTIM, missed)
     profile = Profile(available=by_trace(4, spans))
-    run, simulation = simulation_of(
+    made, simulation = simulation_of(
         small_config("fedproto", rounds=ROUNDS), devices_profile=profile
     )
-    federation = run.federation
+    federation = made.federation
     end, expected = run(simulation, ROUNDS)
     assert_same_rows(*trained_columns(expected, rows))
     for i, state in enumerate(each_client(federation, end)):

@@ -80,7 +80,7 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["quickstart", "quickstart_fedktl", "quickstart_sensors"])
+@pytest.mark.parametrize("config", ["quickstart", "quickstart_fedtgp"])
 def test_an_empty_environment_runs_the_configs_by_name(installed, config):
     done = installed("fedjax-ht", "run", f"--config={config}:runlocal")
     assert done.returncode == 0, done.stderr
