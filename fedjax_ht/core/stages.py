@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Key
 
-from fedjax_ht.core.bucket import Bucket, init_variables, run_features
+from fedjax_ht.core.bucket import Bucket, init_variables, run_features, traceable
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.trees import Array, PyTree
 
@@ -64,6 +64,7 @@ def stage_features(
 
 def stage_widths(bucket: Bucket) -> list[int]:
     """Returns the feature widths K_i after each stage, by tracing."""
+    bucket = traceable(bucket)
 
     def run(key):
         model, x = init_variables(bucket, key), zeros(bucket.input_shape)

@@ -108,7 +108,9 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
             rmse = np.sqrt(sums["square"] / n) * width
             mae = sums["absolute"] / n * width
             spread = sums["target_square"] - sums["target"] ** 2 / n
-            r2 = np.where((n > 1) & (spread > 1e-9 * n), 1 - sums["square"] / spread, np.nan)
+            # Below this, the spread is the rounding of float32 sums.
+            varies = (n > 1) & (spread > 1e-6 * sums["target_square"])
+            r2 = np.where(varies, 1 - sums["square"] / spread, np.nan)
         return {"rmse": rmse.mean(-1), "mae": mae.mean(-1), "r2": r2.mean(-1)}
 
     return Task(

@@ -34,8 +34,7 @@ class FederationData(NamedTuple):
         server holds.
       public: the public samples as one split, or None.
       public_set: number of public samples, and whether they have labels, or None.
-      most_scored: upper bound on the samples of a client's test or validation set; 0 if it is to be
-        computed from this split.
+      most_scored: upper bound on the samples of a client's test or validation set.
     """
 
     buckets: dict[str, Data]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -223,7 +224,7 @@ class Dataset:
         """The number of a model's outputs: classes, or targets per sample."""
         if self.targets is None:
             return self.num_classes
-        return self.task.outputs or self.targets.shape[1]
+        return self.task.outputs or math.prod(self.task.target[0])
 
     @property
     def answers(self) -> np.ndarray:
@@ -365,8 +366,15 @@ def _check_kinds(dataset: Any) -> None:
 
 def _checked_targets(name: str, targets: Any, task: Task, count: int) -> np.ndarray:
     """Returns targets in their task's form, as a view."""
-    shape, dtype = task.target
-    targets = np.asarray(targets, dtype)
+    (shape, dtype), given = task.target, np.asarray(targets)
+    with np.errstate(invalid="ignore", over="ignore"):
+        targets = given.astype(dtype, copy=False)
+    kept = np.isfinite(targets) if targets.dtype.kind == "f" else targets == given
+    if not kept.all():
+        raise ValueError(
+            f"{name}: {np.sum(~kept)} targets are not finite or no {dtype}, first "
+            f"{given[~kept][0]}; {task.name} has {dtype} targets"
+        )
     if targets.shape != (count, *shape):
         raise ValueError(
             f"{name}: targets have the shape {list(targets.shape)}; {task.name} of {count} samples "

@@ -98,13 +98,17 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
             f"public is {other.name!r}: its labels are hidden, as its classes are "
             f"{listed(other.class_names)}, not {listed(dataset.class_names)}"
         )
-    groups = dataset.groups
+    groups, targets = dataset.groups, dataset.targets
     if groups is not None:
         groups = np.pad(groups, (0, len(labels)))  # no client owns these; never read
+    if targets is not None:
+        same_classes = False  # labels only group the targets
+        targets = np.concatenate([targets, dataset.task.no_targets(len(labels))])
     return dataclasses.replace(
         dataset,
         inputs=jax.tree.map(lambda x, y: np.concatenate([x, y]), dataset.inputs, other.inputs),
         labels=np.concatenate([dataset.labels, labels]),
+        targets=targets,
         groups=groups,
         public=np.arange(first, first + len(labels)),
         public_is_labelled=same_classes,

@@ -140,7 +140,7 @@ def refuse_links(folder: Path) -> None:
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters that make a spreadsheet read a cell as a formula; leading spaces are skipped."""
+"""First characters that make a spreadsheet read a cell as a formula."""
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

@@ -19,6 +19,7 @@ Settled here:
   statistics stay with each client, as in `fedavg`.
 """
 
+import functools
 from typing import Annotated, NamedTuple
 
 import jax
@@ -28,7 +29,13 @@ from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import init_parts, joined, part_for, receive_model
+from fedjax_ht.methods.shared.architectures import (
+    init_parts,
+    joined,
+    part_for,
+    receive_model,
+    require_no_new_clients,
+)
 from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
 from fedjax_ht.methods.shared.supervised import own_loss, train_model
 
@@ -99,6 +106,7 @@ def agnostic(
         name="agnostic",
         training=training,
         needs=Needs(classes=False),
+        check=functools.partial(require_no_new_clients, "agnostic"),
         init_server=init_server,
         broadcast=broadcast,
         receive=receive_model,

@@ -35,7 +35,14 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import HostNumber, PyTree
-from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for, sizes_of
+from fedjax_ht.methods.shared.architectures import (
+    groups_of,
+    init_parts,
+    joined,
+    part_for,
+    require_no_new_clients,
+    sizes_of,
+)
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.corrections import pull, train_corrected
 from fedjax_ht.methods.shared.personal import begin_as_received
@@ -89,6 +96,7 @@ def fedamp(
     """
 
     def check(federation):
+        require_no_new_clients("fedamp", federation)
         largest = max(sizes_of(federation))
         if not traced(alpha) and not traced(sigma) and alpha * (largest - 1) > sigma:
             raise ValueError(

@@ -25,14 +25,14 @@ Settled here:
 * Each model descends on its own loss, the other one's outputs being constants there; W_i descends
   on both. The paper's other hidden layers and attention maps have no counterpart in models of
   different architectures.
-* variant="released" is HtFLlib: KL divided by the number of classes too, each model descends on L_m
-  + L_g, and the weights are compressed rather than the update, both ways, a convolution as I O
-  matrices [h, w] of one common rank. Weights that lose a share 1 - T of their energy twice a round
-  lose their rank for good: a fresh layer [1024, 512] is down from 512 components to 343 after a
-  round, 88 after ten and 23 after 25, before any training; an update is as full in the last round
-  as in the first. This requires that matrices sent whole are cut as well. A client then sends
-  199,142 of the 582,026 numbers of the four-layer CNN (28x28, grey) in the tenth round, else
-  550,721.
+* variant="released" is HtFLlib, for classes only: KL divided by their number too, each model
+  descends on L_m + L_g, and the weights are compressed rather than the update, both ways, a
+  convolution as I O matrices [h, w] of one common rank. Weights that lose a share 1 - T of their
+  energy twice a round lose their rank for good: a fresh layer [1024, 512] is down from 512
+  components to 343 after a round, 88 after ten and 23 after 25, before any training; an update is
+  as full in the last round as in the first. This requires that matrices sent whole are cut as well.
+  A client then sends 199,142 of the 582,026 numbers of the four-layer CNN (28x28, grey) in the
+  tenth round, else 550,721.
 * No message is larger than raw here (HtFLlib's 5x5 kernel of rank 4 is 44 numbers), and no layer is
   zeroed, as HtFLlib does where the energy needs full rank: with every 1x1 convolution, and with 3x3
   ones from some T on.
@@ -376,5 +376,5 @@ def fedkd(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(positions="own"),  # components of a decomposition have no order of their own
-        needs=Needs(classes=False),
+        needs=Needs(classes=released),
     )

@@ -57,13 +57,17 @@ def shared_width(shared: Bucket, width: int, dim: int | None) -> int:
       shared: the auxiliary model as the federation has it.
       width: width K of a client's features.
       dim: requested width d; None takes a quarter of K if the model has K features, else the
-        model's own width.
+        model's own width. So it does for features of pixels, which an average would mix.
     """
     if dim is not None:
         return dim
-    if shared.feature_dim == width and isinstance(shared.module, SplitModel):
+    if shared.feature_dim == width and _narrows(shared):
         return max(1, width // 4)
     return shared.feature_dim
+
+
+def _narrows(shared: Bucket) -> bool:
+    return isinstance(shared.module, SplitModel) and shared.task.outputs is None
 
 
 def narrowed(shared: Bucket, dim: int) -> Bucket:
@@ -140,10 +144,10 @@ def check_widths(federation: Federation, dim: int | None) -> None:
         )
     if dim is not None and dim > shared.feature_dim:
         raise ValueError(f"dim is {dim}; the shared model has only {shared.feature_dim} features")
-    if dim not in (None, shared.feature_dim) and not isinstance(shared.module, SplitModel):
+    if dim not in (None, shared.feature_dim) and not _narrows(shared):
         raise ValueError(
-            f"dim is {dim}; a shared model that is not a SplitModel keeps its "
-            f"{shared.feature_dim} features"
+            f"dim is {dim}; a shared model that is not a SplitModel, or has features for each "
+            f"pixel, keeps its {shared.feature_dim} features"
         )
 
 

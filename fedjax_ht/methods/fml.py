@@ -11,8 +11,8 @@
 
 Settled here:
 * The teacher's side is a constant and KL is the mean over samples, as in the authors' code;
-  variant="released" is HtFLlib: KL divided by the number of classes too, and each model descends on
-  L_m + L_g.
+  variant="released" is HtFLlib, for classes only: KL divided by their number too, and each model
+  descends on L_m + L_g.
 * The mean is uniform, as in the paper and all code, over the clients that have samples.
 * In the authors' repository the calls that send and merge g are commented out; here they are
   active.
@@ -91,5 +91,5 @@ def fml(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
-        needs=Needs(classes=False),
+        needs=Needs(classes=released),
     )

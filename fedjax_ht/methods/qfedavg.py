@@ -14,6 +14,7 @@ Settled here:
   for q = 0.
 * F_i is measured before training, by one more pass over the samples; it has 1e-10 added, as in the
   authors' code.
+* F_i must be positive, as it is for all tasks of the library; the power of a negative loss is NaN.
 * q = 0 is the uniform mean of FedAvg. The authors' code instead draws clients by their samples; use
   `select` for that.
 * The paper has one architecture; here every architecture has its own w. Batch statistics stay with

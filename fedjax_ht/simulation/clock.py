@@ -116,16 +116,17 @@ def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers
     messages = {}
     for name, part in answers.items():
         result = part.results
-        messages[name] = (result.arrived, result.downlink_cost, result.uplink_cost)
+        costs = result.downlink_cost, result.uplink_cost
+        messages[name] = (result.arrived, *costs, result.metrics)
     timed = {}
-    for name, (sent, down, up) in fetch(messages).items():
+    for name, (sent, down, up, metrics) in fetch(messages).items():
         ids, rows = answers[name].ids, answers[name].rows
         work = np.zeros(len(ids)) if flops is None else flops[ids]
         seconds, late = np.zeros(len(sent)), np.zeros(len(sent), bool)
         seconds[rows] = profile.seconds(ids, work, take(down, rows), take(up, rows))
         late[rows] = sent[rows] & profile.too_late(seconds[rows])
         results = answers[name].results._replace(
-            arrived=sent & ~late, downlink_cost=down, uplink_cost=up
+            arrived=sent & ~late, downlink_cost=down, uplink_cost=up, metrics=metrics
         )
         timed[name] = answers[name]._replace(results=results, seconds=seconds, late=late)
     return timed
@@ -185,7 +186,7 @@ def _after_round(
     deadline = devices.profile.deadline
     # Uploads still on their way took a whole deadline; all others have arrived.
     left = np.maximum(waiting.left - deadline, 0)
-    sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.cost)
+    sent, cost, losses = dict(waiting.sent), *jax.tree.map(np.copy, waiting[2:])
     for name, part in answers.items():
         assert part.seconds is not None and part.late is not None  # set if uploads may wait
         if not part.late.any():
@@ -201,7 +202,9 @@ def _after_round(
         left[ids] = part.seconds[rows] - deadline
         for old, of_bucket in zip(cost, part.results.uplink_cost):
             old[ids] = np.asarray(of_bucket)[rows]
-    return Waiting(sent, left, cost)
+        if "loss" in part.results.metrics:
+            losses[ids] = part.results.metrics["loss"][rows]
+    return Waiting(sent, left, cost, losses)
 
 
 @jax.jit
@@ -231,4 +234,4 @@ def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) 
         sent[name] = collect(devices.mesh, jax.tree.map(zeros, (form, info)))
     shape = infos.id.shape
     cost = WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))
-    return Waiting(sent, np.zeros(shape), cost)
+    return Waiting(sent, np.zeros(shape), cost, np.full(shape, np.nan))

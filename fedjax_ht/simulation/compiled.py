@@ -438,10 +438,14 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
 def write_clients(
     program: Program, state: SimulationState, name: str, rows: np.ndarray, states: PyTree
 ) -> SimulationState:
-    """Returns the state with some of a bucket's client states replaced."""
+    """Returns the state with some of a bucket's client states replaced; the old one is donated."""
     clients = _clients_of(program, name)
     stored = clients.programs.store.write(state.clients[name], clients.roster, rows, states)
-    return state._replace(clients=state.clients | {name: stored})
+    changed = state.changed[name].copy()
+    changed[rows] = state.round + 1
+    return state._replace(
+        clients=state.clients | {name: stored}, changed=state.changed | {name: changed}
+    )
 
 
 def _clients_of(program: Program, name: str) -> Clients:

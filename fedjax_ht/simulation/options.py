@@ -176,5 +176,5 @@ def choose_participants(
         assert reports is not None  # with a selection, states have them
         ids = chosen(options.select, generator, reports, np.flatnonzero(free), participants)
     shuffled = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)
-    dropped = shuffled[: int(options.drop_rate * len(ids))]
+    dropped = shuffled[: int(options.drop_rate * len(ids) + 1e-9)]
     return np.sort(ids), np.isin(np.sort(ids), dropped)

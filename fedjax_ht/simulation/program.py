@@ -15,6 +15,7 @@ from fedjax_ht.core.contract import require_public_set
 from fedjax_ht.core.evaluation import EvaluationRequest, ScoredState
 from fedjax_ht.core.federation import (
     Federation,
+    all_weights,
     with_frozen_variables,
     with_new_clients,
     without_weights,
@@ -290,7 +291,8 @@ def simulation_sums(
     samples = sum_of_arrays((*jax.tree.leaves(of_any.inputs), of_any.labels))
     splits = [data.buckets[name].splits for name in sorted(data.buckets)]
     split = sum_of_arrays(map(np.atleast_1d, jax.tree.leaves((splits, data.public))))
-    buckets = [(x.name, x.module, x.shared, x.width, x.weights) for x in federation.buckets]
+    buckets = [(x.name, x.module, x.shared, x.width) for x in federation.buckets]
+    models = buckets, federation.global_model, all_weights(federation)
     chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     for name in ("lanes", "devices", "client_store", "time_stages"):
         del chosen[name]
@@ -298,7 +300,7 @@ def simulation_sums(
     return {
         "data": f"{samples} {checksum_of(of_any.preprocess)}",
         "split": split,
-        "models": checksum_of((buckets, tuple(federation.assignment))),
+        "models": checksum_of((models, tuple(federation.assignment))),
         "training": checksum_of(method.training),
         "method": checksum_of(method),
         "options": checksum_of((chosen, settings)),

@@ -120,8 +120,11 @@ def run_round(
     last_round[report.participants] = state.round
     new = new._replace(round=state.round + 1, server=server, last_round=last_round, waiting=waiting)
     if state.reports is not None:
-        heard = with_losses(state.reports, report.participants, report.losses)
-        new = new._replace(reports=heard)
+        reports = with_losses(state.reports, report.participants, report.losses)
+        if state.waiting is not None:
+            late = np.array(report.arrived_late, int)
+            reports = with_losses(reports, late, state.waiting.losses[late])
+        new = new._replace(reports=reports)
     if round.options.time_stages:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
         report = report._replace(stages=seconds)

@@ -88,6 +88,8 @@ def evaluation_row(
     for split, by_rule in evaluation.accuracy.items():
         prefix = "" if split == "test" else f"{split}_"
         counts = np.where(np.isnan(by_rule[reported]), 0, evaluation.counts[split])
+        if split != "test" and not counts.any():
+            continue  # none of the evaluated clients has such samples
         summary = summarise(by_rule[reported], counts)
         row[f"{prefix}accuracy"] = summary.mean
         row[f"{prefix}accuracy_weighted"] = summary.weighted

@@ -24,7 +24,7 @@ class Reports(NamedTuple):
     Attributes:
       samples: number of training samples.
       loss: mean loss of the client's last training that reached the server; infinity before the
-        first.
+        first, and always for methods without training (AFL, FedCGS, FedPFT).
       last_round: the last round in which the server reached each; -1 for never. Set only when
         passed to a selection.
       round: the round, from 0; set likewise.
@@ -101,8 +101,8 @@ def oort(
 
     A share of the participants are clients without a report, drawn by their samples. The others are
     drawn by utility, among those with at least `cut_off` times the utility of the last client in a
-    greedy choice. The utility uses the mean loss, which every method reports, not the root of the
-    mean squared loss. Durations are ignored; `devices_profile.deadline` covers them.
+    greedy choice. The utility uses the mean loss, not the root of the mean squared loss. Durations
+    are ignored; `devices_profile.deadline` covers them.
 
     Args:
       exploration: share of clients without a report in round 0.

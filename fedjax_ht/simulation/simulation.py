@@ -73,7 +73,7 @@ class Simulation(Rounds):
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy. Clients without
         state between rounds have the state after the next downlink.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
-        states replaced.
+        states replaced. The old state's buffers may be donated.
       find_fault: (SimulationState, jit=True) -> Fault or None: the first non-finite value or error
         in the next round. The round runs one client at a time (see `simulation.stepped`); the state
         does not change.
@@ -218,6 +218,7 @@ def state_check(program: Program) -> Callable[[Any], None]:
     """
     expected = functools.cache(functools.partial(_expected_forms, program))
     name, num_clients = program.method.name, program.federation.num_clients
+    options, profile = program.options, program.options.devices_profile
 
     def check(state: Any) -> None:
         if not isinstance(state, SimulationState):
@@ -229,6 +230,15 @@ def state_check(program: Program) -> Callable[[Any], None]:
             raise ValueError(
                 f"state has {len(state.last_round)} clients, but this simulation of {name!r} has "
                 f"{num_clients}; {REMEDY}"
+            )
+        lacking = []
+        if options.select is not None and state.reports is None:
+            lacking.append("select")
+        if profile is not None and profile.late == "arrives" and state.waiting is None:
+            lacking.append("devices_profile.late")
+        if lacking:
+            raise ValueError(
+                f"state is from a simulation without {lacking[0]}, which reads more of it; {REMEDY}"
             )
         if set(state.clients) != set(program.clients):
             raise ValueError(

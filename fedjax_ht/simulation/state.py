@@ -21,11 +21,13 @@ class Waiting(NamedTuple):
       left: float64 [num_clients], seconds into the next round after which a client's upload
         arrives; 0 if none is on its way.
       cost: the uploads' cost on the wire, int64 [num_clients].
+      losses: mean loss of their training, float64 [num_clients]; NaN if the method has none.
     """
 
     sent: dict[str, tuple[PyTree, ClientInfo]]
     left: np.ndarray
     cost: WireCost
+    losses: np.ndarray
 
     @property
     def unfinished(self) -> np.ndarray:

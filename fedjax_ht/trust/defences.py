@@ -132,7 +132,7 @@ def multi_krum(share: Minority = 0.2) -> Defence:
     at least one neighbour (Blanchard et al., NeurIPS 2017).
 
     Args:
-      share: share of vectors to drop, rounded up.
+      share: share of vectors to drop, rounded up; at least one is kept.
     """
 
     def screen(vectors: Vectors, _: bool) -> Vectors:
@@ -151,7 +151,8 @@ def multi_krum(share: Minority = 0.2) -> Defence:
         itself = jnp.eye(len(present), dtype=bool)[..., None]
         nearest = jnp.sort(jnp.where(itself, jnp.inf, squares), axis=1)
         count = present.sum(0)
-        left_out = jnp.ceil(share * count).astype(jnp.int32)
+        # The margin is for rounding: 0.3 * 100 is above 30. One vector stays.
+        left_out = jnp.minimum(jnp.ceil(share * count - 1e-4), count - 1).astype(jnp.int32)
         neighbours = jnp.minimum(jnp.maximum(count - left_out - 2, 1), count - 1)
         summed = jnp.arange(len(present)).reshape(1, -1, 1) < neighbours
         score = jnp.where(present, jnp.sum(jnp.where(summed, nearest, 0), axis=1), jnp.inf)

@@ -1,6 +1,6 @@
 """Options of attacks, defences and privacy.
 
-`attacks`, `defences` and `privacy` implement them; a plain run does not import these modules.
+`attacks`, `defences` and `privacy` implement them; a plain simulation does not import them.
 """
 
 import dataclasses

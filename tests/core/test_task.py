@@ -44,7 +44,8 @@ def test_regression_far_from_zero():
 def test_r2_of_equal_targets_and_of_one_sample():
     task, mask = regression((0.0,), (1.0,)), np.ones(3, bool)
     ones = np.ones((3, 1), np.float32)
-    assert np.isnan(measured(task, ones, ones, mask=mask)["r2"])
+    for equal in (1, 12.34567, 1e3):  # squares of the others are rounded in float32
+        assert np.isnan(measured(task, ones, np.float32(equal) * ones, mask=mask)["r2"])
     assert np.isnan(measured(task, ones[:1], ones[:1], mask=mask[:1])["r2"])
     assert measured(task, 2 * ones, ones, mask=mask)["rmse"] == 1
 

@@ -56,6 +56,13 @@ def test_a_split_by_hand_with_a_public_sample_is_refused():
         fl.make_federation_data(dataset, partition, federation)
 
 
+def test_a_split_by_hand_keeps_its_samples_beside_public_ones():
+    clients = (fl.ClientIndices(np.array([4, 5]), NONE, np.array([60])),)
+    dataset = dataclasses.replace(DATASET, public=np.array([0, 1]), clients=clients)
+    (client,) = fl.make_partition("given", dataset, 1)
+    assert client.train.tolist() == [4, 5] and client.test.tolist() == [60]
+
+
 def test_another_set_lies_beside_the_samples():
     other = fl.Dataset("other", images(6), np.arange(6) % 4, tuple("abcd"))
     joined = beside(DATASET, other)
@@ -68,6 +75,15 @@ def test_another_set_lies_beside_the_samples():
     for client, before in zip(fl.make_partition("iid", joined, 4), plain):
         for indices, expected in zip(client, before):
             np.testing.assert_array_equal(indices, expected)
+
+
+def test_of_another_task_the_samples_alone_count():
+    sets = (fl.regression_dataset("toy", np.eye(8, 3) + i, np.arange(8.0)) for i in range(2))
+    dataset, other = sets
+    joined = beside(dataset, other)
+    assert joined.public_set == PublicSet(8, False)
+    np.testing.assert_array_equal(joined.targets[:8], dataset.targets)
+    assert not joined.targets[joined.public].any()
 
 
 def test_labels_of_other_classes_are_hidden(caplog):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.task import regression
 from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.selection import subset
 from fedjax_ht.data.shift import shifted
@@ -149,3 +151,15 @@ def test_targets_are_checked_against_their_task():
     dataset = regression_dataset("toy", X, Y)
     with pytest.raises(ValueError, match=r"targets have the shape \[60, 2\]; regression"):
         dataclasses.replace(dataset, targets=np.zeros((60, 2)))
+    with pytest.raises(ValueError, match=r"^toy: 60 targets are not finite or no .*, first nan"):
+        dataclasses.replace(dataset, targets=np.full((60, 1), np.nan))
+    marked = multi_label_dataset("toy", X, MARKS)
+    for wrong in (0.9, 300):
+        with pytest.raises(ValueError, match=f"180 targets are .* no int8, first {wrong}"):
+            dataclasses.replace(marked, targets=np.full((60, 3), wrong))
+
+
+def test_a_task_of_ones_own_may_have_one_number_for_each_sample():
+    task = dataclasses.replace(regression((0.0,), (1.0,)), target=((), "float32"))
+    dataset = Dataset("toy", X, np.zeros(60, int), ("all",), targets=Y, task=task)
+    assert dataset.num_outputs == 1 and "1 outputs" in repr(dataset)

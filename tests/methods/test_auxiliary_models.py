@@ -142,7 +142,7 @@ def test_widths_that_cannot_be_are_named():
         (federation_of(3, 4), 4, "the shared model has 4 features, more than the 3 of"),
         (federation_of(3, 2), 3, "dim is 3; the shared model has only 2 features"),
         (mixed, None, r"dim would be \{'w8': 2, 'w12': 8\}; set dim"),
-        (unsplit, 2, "a shared model that is not a SplitModel keeps its 3"),
+        (unsplit, 2, "not a SplitModel, or has features for each pixel, keeps its 3"),
     ):
         with pytest.raises(ValueError, match=line):
             fedmrl(TRAINING, dim=dim).check(federation)

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.stages import stage_widths
 from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, like, ramp_up
-from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models import SplitModel, lora, mlp
 from fedjax_ht.models.convnets import ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sliced import ConvNet, sliced_model
@@ -142,6 +142,7 @@ def test_models_that_are_no_first_stages_are_refused():
     check_depths(BOTH)
     for modules, message in (
         ({"mlp": mlp(C, (3,))}, r"^depthfl needs models in stages, but 'mlp' has none; use .*$"),
+        ({"lora": lora(mlp(C, (3,)), 1)}, "but 'lora' has none"),
         (
             {f"depth{len(w)}": SplitModel(Staged(w), Linear(C)) for w in ((4,), (3, 5))},
             r"^depthfl needs .* of 'depth2', but 'depth1' differs in base/fc1/bias from its .*$",

@@ -13,6 +13,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.task import Task, multi_label, per_pixel, regression
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.fedmrl import shared_width
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -74,6 +75,19 @@ def test_the_page_lists_the_methods_that_fit():
     _, _, section = text.partition("## Which methods fit")
     listed = section.partition("The others")[0]
     assert {name for name in METHODS if f"`{name}`" in listed} == set(filter(fits, METHODS))
+
+
+@pytest.mark.parametrize("name", ["fml", "fedkd"])
+def test_released_forms_divide_by_the_number_of_classes(name):
+    assert fits(name) and METHODS[name](TRAINING, variant="released").needs.classes
+
+
+def test_fedmrl_averages_no_features_of_pixels():
+    federation = federation_for("fedmrl")
+    narrow = federation.shared.feature_dim // 4
+    for task, width in ((learn("regression")[0], narrow), (learn("per-pixel")[0], 4 * narrow)):
+        shared = with_task(federation, task).shared
+        assert shared_width(shared, shared.feature_dim, None) == width
 
 
 @pytest.mark.parametrize("task", ["regression", "multi-label", "per-pixel"])

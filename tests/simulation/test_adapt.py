@@ -17,6 +17,7 @@ from fedjax_ht.methods.shared.architectures import sizes_of
 from fedjax_ht.simulation.compiled import clients_info, participant_of
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.report import Evaluation
 from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.options import Privacy
@@ -104,8 +105,15 @@ def test_an_evaluation_that_does_not_adapt_has_no_training():
     assert sim.program.after_training.epochs is None and sim.program.nothing.epochs is None
 
 
+ALL_TRAIN = {"fedamp", "agnostic"}  # whose servers have a share for every client
+
+
 @thoroughly
 def test_every_method_adapts_or_says_why(name):
+    if name in ALL_TRAIN:
+        with pytest.raises(ValueError, match=f"^{name} gives .* set new_share to 0$"):
+            adapting(name, 2, new_share=SHARE)
+        return
     sim = adapting(name, 2, new_share=SHARE)
     state = sim.init()
     if name in NO_TRAINING:
@@ -136,12 +144,23 @@ def test_methods_without_training_are_refused():
         (lambda: SimulationOptions(new_share=0.1, privacy=Privacy("client")), "new_share"),
         (lambda: SimulationOptions(new_share=0.1, scoring=Scoring("trained")), "new_share"),
         (lambda: with_new_clients(mixed_federation(), 0.9), "all clients of 'narrow'"),
+        (
+            lambda: method_of("fedamp").check(with_new_clients(mixed_federation(), SHARE)),
+            "fedamp gives every client a share",
+        ),
     ],
 )
 def test_refusals(make, field):
     with pytest.raises(ValueError, match=field) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_split_without_evaluated_samples_has_no_columns():
+    accuracy = {"test": {"head": np.ones(2)}, "val": {"head": np.full(2, np.nan)}}
+    counts = {"train": np.ones(2, int), "test": np.ones(2, int), "val": np.array([0, 0])}
+    row = evaluation_row(Evaluation(accuracy, counts, {}), ("head",))
+    assert row["accuracy"] == 1 and "val_accuracy" not in row
 
 
 def new_of(sim) -> np.ndarray:

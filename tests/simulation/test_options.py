@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import flax.linen as nn
@@ -40,6 +41,10 @@ def test_drop_outs_are_rounded_down(rate, lost):
         assert dropped.dtype == bool and dropped.sum() == lost
         # nobody else is drawn
         np.testing.assert_array_equal(ids, choose_participants(whole, 10, round)[0])
+    of_hundred = choose_participants(
+        SimulationOptions(drop_rate=0.29), 100, 0
+    )  # 28.999999999999996
+    assert of_hundred[1].sum() == 29
 
 
 def test_choice_is_a_function_of_seed_and_round():
@@ -187,6 +192,12 @@ def test_a_state_is_that_of_the_simulation(simulation):
     simulation.evaluate(start)
     with pytest.raises(ValueError, match="unknown architecture 'narow'; did you mean 'narrow'"):
         simulation.read_clients(start, "narow", np.arange(1))
+    late = fl.Profile(up=np.ones(FEDERATION.num_clients), deadline=1.0, late="arrives")
+    for options in ({"select": fl.power_of_choice()}, {"devices_profile": late}):
+        options = dataclasses.replace(OPTIONS, **options)
+        other = fl.make_simulation(METHOD, FEDERATION, DATA, options)
+        with pytest.raises(ValueError, match=r"^state is from a simulation without (sel|dev)"):
+            other.run_round(start)
 
 
 def test_an_unknown_name_is_answered_with_a_near_one():

@@ -18,6 +18,7 @@ from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.roster import PADDING
+from fedjax_ht.simulation.selection import power_of_choice
 from fedjax_ht.simulation.serving import Answers, deliver
 from fedjax_ht.simulation.state import SimulationState
 from tests import standard
@@ -99,6 +100,21 @@ def test_a_resumed_run_has_the_same_uploads_on_their_way(tmp_path):
         checkpointer.save(state, history)
     state, history = run(sim, 4, state=state, history=history)
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
+
+
+def test_a_late_upload_reports_its_loss_when_it_arrives():
+    up = np.where(np.arange(NUM_CLIENTS) == 0, 30.0, 1e9)  # bytes a second
+    profile = Profile(up=up, deadline=1.0, late="arrives")
+    sim = standard.simulation_of(
+        "fedproto", participation=1.0, select=power_of_choice(1.0), devices_profile=profile
+    )
+    state, late = sim.init(), []
+    while not late:
+        before = state.waiting.losses[0]
+        state, report = sim.run_round(state)
+        late = list(report.arrived_late)
+        assert np.isinf(state.reports.loss[0]) != bool(late)
+    assert state.round > 2 and late == [0] and state.reports.loss[0] == before
 
 
 def test_a_fault_of_an_upload_shows_when_it_arrives():

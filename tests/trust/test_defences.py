@@ -69,6 +69,9 @@ def test_multi_krum_keeps_whom_the_reference_keeps(share):
     assert np.flatnonzero(kept).tolist() == reference.multi_krum(x, share)
     giant = np.asarray(krum(one_vector(WITH_GIANT)).present[:, 0])
     assert not giant[-1] and giant.sum() == len(reference.multi_krum(WITH_GIANT, share))
+    many = np.random.default_rng(0).normal(size=(50, D)).astype(np.float32)
+    for x, kept in ((many, 35), (many[:1], 1)):  # 0.3 * 50 is above 15 in float32
+        assert compiled("multi_krum", 0.3)(one_vector(x)).present.sum() == kept
 
 
 @pytest.mark.parametrize("bound", [0.5, 3.0])

@@ -133,7 +133,7 @@ def make_partition(
       1039
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
-    if dataset.public is not None:
+    if dataset.public is not None and kind != "given":  # whose clients have none of it
         private, kept = private_part(dataset)
         return at_places(make_partition(kind, private, num_clients, seed, **options), kept)
     place = f"{dataset.name} has {len(dataset.labels)} samples"

@@ -21,6 +21,7 @@ the run resumes; they are never deleted.
 
 import contextlib
 import importlib.metadata
+import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,7 +81,6 @@ class Checkpointer:
     """Saves and restores a run: checkpoints in `directory` and "`directory`.segments".
 
     Args:
-      directory: folder of the checkpoints, one folder each, named by its round.
       directory: folder of the checkpoints, one folder each, named by its round.
       simulation: the simulation of the run.
       keep: number of newest checkpoints to keep; at least 1.
@@ -189,7 +189,7 @@ class Checkpointer:
         for step in reversed(sealed.numbers(self._directory)):
             with contextlib.suppress(OSError, ValueError):  # damaged: its course is unknown
                 past = sealed.read_json(self._directory / str(step), "history.json")
-                if past == list(history[: len(past)]):
+                if json.dumps(past) == json.dumps(history[: len(past)]):  # equal also where NaN
                     self._placements, self._reached = [], step
                     return
 
@@ -395,7 +395,9 @@ def save(
     rows = list(history)
     checkpointer = Checkpointer(folder / CHECKPOINTS, simulation, sums=simulation.program.sums())
     checkpointer.follow(rows)
-    checkpointer.save(state, rows)
+    # All clients: the state may be of another simulation, with other first states.
+    changed = {name: np.maximum(rounds, 1) for name, rounds in state.changed.items()}
+    checkpointer.save(state._replace(changed=changed), rows)
     write_runs([rows], folder)
 
 

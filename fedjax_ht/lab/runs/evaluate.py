@@ -87,7 +87,8 @@ def load_run(
 
     Returns:
       The run's `simulation` and `state`, and its `run` with the entry's `label` and `method`, the
-      `dataset`, and `partitions`, one per trial.
+      `dataset`, and `partitions`, one per trial. The simulation runs at jax's current precision of
+      products, which is the run's within `jax.default_matmul_precision(run.config.precision)`.
 
     Raises:
       ValueError, OSError: there is no such run, method or trial, its data have changed, its folder
@@ -242,12 +243,13 @@ def main(_) -> None:
     if _EXPORT.value:
         check_export(_EXPORT.value)
     loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
-    if _ADAPT.value:
-        print_curve(loaded, list(map(int, _ADAPT.value)), _TRIAL.value)
-    if _CLIENT.value is None:
-        return
-    state = client_state(loaded, _CLIENT.value)
-    print_scores(loaded, _CLIENT.value)
+    with jax.default_matmul_precision(loaded.run.config.precision):
+        if _ADAPT.value:
+            print_curve(loaded, list(map(int, _ADAPT.value)), _TRIAL.value)
+        if _CLIENT.value is None:
+            return
+        state = client_state(loaded, _CLIENT.value)
+        print_scores(loaded, _CLIENT.value)
     if _EXPORT.value:
         federation = loaded.run.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]

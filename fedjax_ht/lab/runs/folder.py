@@ -39,19 +39,19 @@ from fedjax_ht.lab.weights.start import checksums, weights_of_model
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
     """Returns SHA-256 sums of a run's data.
 
-    "data" covers inputs and labels, "split" the clients' samples in every trial.
+    "data" covers inputs, labels and targets, "split" the clients' samples in every trial.
     """
     # trials that share a split have one object, which counts once
     different = {id(partition): partition for partition in partitions}.values()
     parts = (part for partition in different for client in partition for part in client)
     return {
-        "data": sum_of_arrays((*jax.tree.leaves(dataset.inputs), dataset.labels)),
+        "data": sum_of_arrays(jax.tree.leaves((dataset.inputs, dataset.labels, dataset.targets))),
         "split": sum_of_arrays(np.asarray(part, np.int64) for part in parts),
     }
 
 
 SUMS = {
-    "data": "on other inputs or labels than {} has now",
+    "data": "on other inputs, labels or targets than {} has now",
     "split": "on another split than {} has now",
     "weights": "that started from another {}",
     "objects": "with another {}",

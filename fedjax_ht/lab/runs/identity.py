@@ -44,7 +44,7 @@ class Identity:
 
     Attributes:
       method: the method's name and all its options; if given from Python, its SHA-256.
-      data: fields of `config.dataset`, and the SHA-256 of inputs and labels.
+      data: fields of `config.dataset`, and the SHA-256 of inputs, labels and targets.
       split: fields of `config.partition`, and the SHA-256 of the clients' samples.
       models: fields of `config.model` with the entry's changes; for modules given from Python,
         their SHA-256.

@@ -432,7 +432,7 @@ def with_public_set(dataset: Dataset, config: DatasetConfig, seed: int) -> Datas
     share = hold_out_share(public)
     if share is not None:
         return held_out(dataset, share, seed)
-    return beside(dataset, _read(public, config, READ_BY_PUBLIC))
+    return beside(dataset, _read(public, config, (*READ_BY_PUBLIC, "task")))
 
 
 def _read(name: str, config: DatasetConfig, options: Sequence[str]) -> Dataset:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.mesh import usual_devices
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
@@ -221,7 +222,8 @@ def _trouble_of(
     warn_of, warned = run.method.view.warn, set()
     divergence = {}
     for number, rows in zip(numbers, histories):
-        divergence[number] = Divergence(run.dataset.num_classes, rows)
+        guessed = run.dataset.num_classes if run.dataset.task is CLASSIFICATION else None
+        divergence[number] = Divergence(guessed, rows)
 
     def trouble(row: Row) -> list[str]:
         warning = warn_of(row) if warn_of and row["round"] else None

@@ -271,7 +271,7 @@ def notes(experiment: Plan) -> list[str]:
         lines += batch_notes(run.federation, run.method, counts)
     rounds = experiment.config.rounds
     for label, run in experiment.runs.items():
-        warmup = run.entry.options.get("warmup", 0)
+        warmup = run.entry.options.get("warmup") or 0
         if warmup >= rounds:
             lines.append(
                 f"{label}: clients do not change in its first {warmup} rounds (warmup), but the "

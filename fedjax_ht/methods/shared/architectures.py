@@ -46,6 +46,16 @@ def sizes_of(federation: Federation, part: Part = whole_model) -> list[int]:
     return [sum(map(federation.num_training, group)) for group in groups]
 
 
+def require_no_new_clients(name: str, federation: Federation) -> None:
+    """Raises a one-line ValueError if some clients never train, for a server that shares a mean
+    out among all."""
+    if any(federation.new):
+        raise ValueError(
+            f"{name} gives every client a share in the server's means, also those of new_share, "
+            "which never train; set new_share to 0"
+        )
+
+
 def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model) -> list[PyTree]:
     """Initialises the shared parameters of each group."""
     parts = []

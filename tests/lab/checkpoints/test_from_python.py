@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 import pytest
@@ -20,10 +21,16 @@ from tests.lab.checkpoints.toy import COURSE, assert_same, toy_simulation
 ROWS = [{"round": 2, "trial": 0, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
 
 
+def stored(state):
+    """Every client's state is stored, as if the first round had changed it."""
+    changed = {name: np.maximum(rounds, 1) for name, rounds in state.changed.items()}
+    return state._replace(changed=changed)
+
+
 def test_a_saved_simulation_comes_back(tmp_path):
     save(tmp_path / "mine", toy_simulation(), COURSE[2], ROWS)
     state, history = load(str(tmp_path / "mine"), toy_simulation())
-    assert_same(state, COURSE[2])
+    assert_same(state, stored(COURSE[2]))
     assert [history] == read_runs(tmp_path / "mine") == [ROWS]
     assert {"metrics.csv", "clients.csv"} <= {file.name for file in (tmp_path / "mine").iterdir()}
 
@@ -32,7 +39,7 @@ def test_the_two_newest_states_stay(tmp_path):
     rows = [ROWS[0] | {"round": number} for number in (0, 1, 2)]
     for number in (0, 1, 2):
         save(tmp_path, toy_simulation(), COURSE[number], rows[: number + 1])
-    assert_same(load(tmp_path, toy_simulation())[0], COURSE[2])
+    assert_same(load(tmp_path, toy_simulation())[0], stored(COURSE[2]))
     assert sorted(file.name for file in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
     assert not list(tmp_path.glob("set_aside*"))
 
@@ -40,8 +47,20 @@ def test_the_two_newest_states_stay(tmp_path):
 def test_another_course_is_set_aside(tmp_path):
     save(tmp_path, toy_simulation(), COURSE[2], ROWS)
     save(tmp_path, toy_simulation(), COURSE[1], [ROWS[0] | {"accuracy": 0.5}])
-    assert_same(load(tmp_path, toy_simulation())[0], COURSE[1])
+    assert_same(load(tmp_path, toy_simulation())[0], stored(COURSE[1]))
     assert len(list(tmp_path.glob("set_aside_1/**/2"))) == 1
+
+
+def test_states_that_no_round_made_are_stored(tmp_path):
+    """Those written by hand, and first states of a simulation with another seed."""
+    mine, other = (simulation_of(fl.local, options=fl.SimulationOptions(s)) for s in (0, 1))
+    state = other.init()
+    seven = jax.tree.map(lambda x: 7 + 0 * x, other.read_clients(state, "net", np.arange(1)))
+    state = other.write_clients(state, "net", np.arange(1), seven)
+    expected = mine.read_clients(state, "net", np.arange(3))
+    save(tmp_path, mine, state, [])
+    found = mine.read_clients(load(tmp_path, mine)[0], "net", np.arange(3))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 LABELS = np.arange(60) % 3
@@ -57,7 +76,15 @@ class Net(nn.Module):
 
 
 def simulation_of(
-    method=fl.fedavg, x=INPUTS, y=LABELS, *, seed=0, act="relu", options=None, **recipe
+    method=fl.fedavg,
+    x=INPUTS,
+    y=LABELS,
+    *,
+    seed=0,
+    act="relu",
+    options=None,
+    weights=None,
+    **recipe,
 ):
     rate = recipe.pop("rate", 0.1)
     optimizer = recipe.pop("optimizer", optax.sgd(rate))
@@ -65,9 +92,16 @@ def simulation_of(
     models = {"net": fl.SplitModel(Net(act), nn.Dense(3))}
     federation = fl.make_federation(models, data.input_shape, 3, num_clients=3)
     split = fl.make_partition("iid", data, 3, seed=seed)
+    if weights:
+        federation = fl.with_weights(federation, weights, head=False)
     placed = fl.make_federation_data(data, split, federation)
     training = fl.LocalTraining(optimizer, **{"batch_size": 5} | recipe)
     return fl.make_simulation(method(training), federation, placed, options)
+
+
+def weights_of(seed: int) -> dict:
+    shared = simulation_of().program.federation.shared
+    return {"shared": fl.init_variables(shared, jax.random.key(seed))}
 
 
 OTHERS = {
@@ -94,6 +128,9 @@ def test_a_checkpoint_of_another_simulation_is_refused(tmp_path):
         with pytest.raises(ValueError, match=rf"a simulation with another {part}; load") as error:
             load(tmp_path, simulation_of(**other))
         assert "\n" not in str(error.value), name
+    simulation = simulation_of(fl.fml, weights=weights_of(0))
+    sums = [simulation_of(fl.fml, weights=weights_of(i)).program.sums() for i in (0, 1)]
+    assert simulation.program.sums() == sums[0] and sums[0]["models"] != sums[1]["models"]
     same = fl.SimulationOptions(lanes=1, devices=1, client_store="host", time_stages=True)
     load(tmp_path, simulation_of())
     load(tmp_path, simulation_of(x=INPUTS.copy(), options=same))

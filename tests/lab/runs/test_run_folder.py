@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.keys import random_generator
+from fedjax_ht.data.targets import regression_dataset
 from fedjax_ht.lab.readers import registry
 from fedjax_ht.lab.runs.evaluate import client_state, load_run
 from fedjax_ht.lab.runs.folder import VERSION, check_sums, fingerprints, locked, read_folder
@@ -84,12 +85,19 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
         np.savez(file, images=images, labels=labels)
         registry._load.cache_clear()
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-            with refused("on other inputs or labels than npz:"):
+            with refused("on other inputs, labels or targets than npz:"):
                 call()
     finally:
         file.write_bytes(whole)
         registry._load.cache_clear()
     assert contents(copied) == before
+
+
+def test_targets_are_part_of_the_data():
+    """Their quantiles, which are the labels, are equal."""
+    sets = [regression_dataset("toy", np.eye(6), by * np.arange(6)) for by in (1, 1000)]
+    np.testing.assert_array_equal(sets[0].labels, sets[1].labels)
+    assert fingerprints(sets[0], [])["data"] != fingerprints(sets[1], [])["data"]
 
 
 def test_a_run_of_another_random_generator_is_refused_in_a_line(config, copied):
