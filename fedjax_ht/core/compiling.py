@@ -17,29 +17,15 @@ from fedjax_ht.core.mesh import REPLICATED, SHARDED
 
 _LOGGER = logging.getLogger(__name__)
 
-GRAPHED = (
-    "FUSION",
-    "CUBLAS",
-    "CUBLASLT",
-    "CUDNN",
-    "CUSTOM_CALL",
-    "DYNAMIC_SLICE_FUSION",
-    "CONDITIONAL",
-    "WHILE",
-)
-"""Command types that XLA may put into a CUDA graph: its defaults, conditionals and loops."""
-
-
-_IN_GRAPHS = {
-    "xla_gpu_enable_command_buffer": ",".join(GRAPHED),
-    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
-    "xla_gpu_graph_min_graph_size": "1",
-}
-
 GRAPH_OPTIONS: dict[tuple[int, ...], dict[str, str]] = {
-    (0, 10): _IN_GRAPHS,
-    (0, 11): _IN_GRAPHS,
-    (0, 12): _IN_GRAPHS,
+    version: {
+        # XLA's defaults, conditionals and loops
+        "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,"
+        "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+        "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+        "xla_gpu_graph_min_graph_size": "1",
+    }
+    for version in ((0, 10), (0, 11), (0, 12))
 }
 """Options of programs on GPUs, by (major, minor) version of jax.
 
@@ -111,13 +97,9 @@ def enable_compilation_cache() -> None:
         jax.config.update(name, 0.0)
 
 
-def compiled(fn: Callable, donate_argnums: Sequence[int] = (), *, quick: bool = False) -> Callable:
+def compiled(fn: Callable, *, quick: bool = False) -> Callable:
     """Compiles a function for the default devices, with their platform's options."""
-    return jax.jit(
-        fn,
-        donate_argnums=tuple(donate_argnums),
-        compiler_options=compiler_options(jax.default_backend(), quick),
-    )
+    return jax.jit(fn, compiler_options=compiler_options(jax.default_backend(), quick))
 
 
 def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:

@@ -389,3 +389,30 @@ def global_evaluation(
         return score(predict, data, splits["test"], batch_size, **kinds)
 
     return compiled(run, quick=True)
+
+
+def client_outputs(
+    method: Method,
+    federation: Federation,
+    channel: Channel,
+    scoring: Scoring,
+    bucket: Bucket,
+    rule: str | None,
+    size: int,
+) -> Callable:
+    """Compiles (client, Participant, RunServer, the bucket's data, batch, round) -> [size, K]."""
+    prepare = make_scored_state(method, federation, bucket, channel)
+
+    def run(client, participant: Participant, server: RunServer, data: Data, shown, round):
+        request = EvaluationRequest(scoring.state != "trained", {}, scoring.adapt_epochs)
+        bound, client, downlink = prepare(
+            client, participant, server, data=view(data, participant), round=round, request=request
+        )
+        model, (inputs, mask) = server.with_frozen(bucket), shown
+        x = data.preprocess(inputs)
+        if rule is None:
+            assert bound.view.features is not None  # `client_features` rejects such methods
+            return bound.view.features(model, client, x, mask)
+        return bound.predict(model, client, downlink, x, mask)[rule]
+
+    return compiled(run)

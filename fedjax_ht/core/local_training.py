@@ -272,18 +272,14 @@ def descend(
 
 
 def label_counts(
-    training: LocalTraining,
-    data: Data,
-    key: Key[Array, ""],
-    num_classes: int,
-    split: str = "train",
+    training: LocalTraining, data: Data, key: Key[Array, ""], num_classes: int
 ) -> Int[Array, " C"]:
     """Counts the labels that `train` sees, given the same arguments.
 
     Returns:
       int32 [num_classes]; a sample counts once per step that uses it.
     """
-    source = data.splits[split]
+    source = data.splits["train"]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     steps, shuffle_key = num_steps(training, source.count), jax.random.split(key, 3)[0]
     start = _first_batch(training, data, per_epoch)

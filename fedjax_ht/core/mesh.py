@@ -158,11 +158,6 @@ def in_one_memory(mesh: Mesh) -> bool:
     return _is_cpu(mesh) and jax.process_count() == 1
 
 
-def collect_rows(mesh: Mesh, tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
-    """Gathers `fetch_rows` on the server's device; each row is copied once."""
-    return jax.device_put(fetch_rows(tree, rows), mesh.local_devices[0])
-
-
 def fetch_rows(tree: PyTree, rows: Int[np.ndarray, " m"]) -> PyTree:
     """Returns rows of arrays on devices `in_one_memory`, as NumPy [m, ...].
 

@@ -18,7 +18,7 @@ evaluation scores `predict(client)`. Both see the newest downlink.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Float, Key
 
@@ -35,73 +35,17 @@ from fedjax_ht.core.trees import Array, PyTree
 # pytrees whose form only the method knows, hence `PyTree`.
 
 
-class InitServer(Protocol):
-    """(federation, key) -> the server's initial state."""
-
-    def __call__(self, federation: Federation, key: Key[Array, ""], /) -> PyTree: ...
-
-
-class InitClient(Protocol):
-    """(bucket, ctx) -> a client's initial state."""
-
-    def __call__(self, bucket: Bucket, ctx: Context, /) -> PyTree: ...
-
-
-class Broadcast(Protocol):
-    """(federation, bucket, server, ctx) -> the downlink of one client."""
-
-    def __call__(
-        self, federation: Federation, bucket: Bucket, server: PyTree, ctx: Context, /
-    ) -> PyTree: ...
-
-
-class Receive(Protocol):
-    """(bucket, client, downlink, data, ctx) -> the client's state before training."""
-
-    def __call__(
-        self, bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context, /
-    ) -> PyTree: ...
-
-
-class ClientUpdate(Protocol):
-    """(bucket, client, downlink, data, ctx) -> (the client's state, its uplink, metrics)."""
-
-    def __call__(
-        self, bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context, /
-    ) -> tuple[PyTree, PyTree, Metrics]: ...
-
-
-class ServerUpdate(Protocol):
-    """(federation, server, {bucket name: uplinks}, ctx) -> (the server's state, metrics)."""
-
-    def __call__(
-        self,
-        federation: Federation,
-        server: PyTree,
-        received: dict[str, Received],
-        ctx: Context,
-        /,
-    ) -> tuple[PyTree, Metrics]: ...
-
-
-class Predict(Protocol):
-    """(bucket, client, downlink, inputs, mask) -> {rule: scores [B, num_classes]}."""
-
-    def __call__(
-        self,
-        bucket: Bucket,
-        client: PyTree,
-        downlink: PyTree,
-        x: PyTree,
-        mask: Bool[Array, " B"],
-        /,
-    ) -> dict[str, Float[Array, "B C"]]: ...
-
-
-class Check(Protocol):
-    """(federation) -> None, or a one-line ValueError."""
-
-    def __call__(self, federation: Federation, /) -> None: ...
+# The attributes of `Method` say what they are.
+InitServer = Callable[[Federation, Key[Array, ""]], PyTree]
+InitClient = Callable[[Bucket, Context], PyTree]
+Broadcast = Callable[[Federation, Bucket, PyTree, Context], PyTree]
+Receive = Callable[[Bucket, PyTree, PyTree, Data, Context], PyTree]
+ClientUpdate = Callable[[Bucket, PyTree, PyTree, Data, Context], tuple[PyTree, PyTree, Metrics]]
+ServerUpdate = Callable[[Federation, PyTree, dict[str, Received], Context], tuple[PyTree, Metrics]]
+Predict = Callable[
+    [Bucket, PyTree, PyTree, PyTree, Bool[Array, " B"]], dict[str, Float[Array, "B C"]]
+]
+Check = Callable[[Federation], None]
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:

@@ -36,20 +36,14 @@ def padded_crop(
     return jax.vmap(crop)(padded, corners)
 
 
-def random_erasing(
-    key: jax.Array,
-    x: jax.Array,
-    probability: float = 0.5,
-    scale: tuple[float, float] = (0.04, 0.2),
-    ratio: tuple[float, float] = (0.5, 2.0),
-) -> jax.Array:
+def random_erasing(key: jax.Array, x: jax.Array, probability: float = 0.5) -> jax.Array:
     """Sets a random rectangle to zero, which is the mean colour of normalised pixels.
 
-    Its share of the image is uniform in `scale`, its height / width log-uniform in `ratio`.
+    Its share of the image is uniform in [0.04, 0.2], its height / width log-uniform in [0.5, 2].
     """
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
-    area, aspect = _area_and_aspect(keys, x.shape, scale, ratio)
+    area, aspect = _area_and_aspect(keys, x.shape, (0.04, 0.2), (0.5, 2.0))
     h = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, width)
     top, left = _corner(keys, x.shape, h, w)
@@ -62,20 +56,15 @@ def random_erasing(
     return jnp.where(box[..., None], 0, x)
 
 
-def resized_crop(
-    key: jax.Array,
-    x: jax.Array,
-    scale: tuple[float, float] = (0.2, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> jax.Array:
+def resized_crop(key: jax.Array, x: jax.Array) -> jax.Array:
     """Crops a random rectangle of each image and resizes it bilinearly to the image's size.
 
-    Its share of the image is uniform in `scale`, its width / height log-uniform in `ratio`. A side
-    longer than the image's is clipped (torchvision redraws, at most ten times).
+    Its share of the image is uniform in [0.2, 1], its width / height log-uniform in [3/4, 4/3]. A
+    side longer than the image's is clipped (torchvision redraws, at most ten times).
     """
     height, width = x.shape[1:3]
     keys = jax.random.split(key, 4)
-    area, aspect = _area_and_aspect(keys, x.shape, scale, ratio)
+    area, aspect = _area_and_aspect(keys, x.shape, (0.2, 1.0), (3 / 4, 4 / 3))
     h = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, width)
     top, left = _corner(keys, x.shape, h, w)

@@ -40,9 +40,9 @@ class FederationData(NamedTuple):
     buckets: dict[str, Data]
     counts: dict[str, np.ndarray]
     pooled: dict[str, Split]
+    most_scored: int
     public: Split | None = None
     public_set: PublicSet | None = None
-    most_scored: int = 0
 
     def __repr__(self) -> str:
         totals = [f"{int(counts.sum()):,} {name}" for name, counts in self.counts.items()]

@@ -49,7 +49,6 @@ from fedjax_ht.lab.runs.folder import remember_fields
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.history import run_rounds
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
 from fedjax_ht.simulation.round import (
@@ -61,6 +60,7 @@ from fedjax_ht.simulation.round import (
     run_round,
 )
 from fedjax_ht.simulation.rows import Row
+from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.selection import first_reports
 from fedjax_ht.simulation.serving import Answers, Delivery
 from fedjax_ht.simulation.simulation import Rounds
@@ -125,14 +125,14 @@ def serve(
         transport.tell(f"{plan.label}: continues after round {state.round}")
     divergence = Divergence(made.federation.num_classes, history)
     records = _Records(made, checkpointer, workdir, divergence)
-    state, history = run_rounds(
-        rounds,
+    _, (history,) = run_each(
+        [rounds],
         config.rounds,
-        state,
-        history=history,
+        [state],
+        histories=[history],
         eval_every=config.evaluate.every,
         progress_fn=records.show,
-        after_round=records.after_round,
+        after_round=lambda states, runs: records.after_round(states[0], runs[0]),
         only=evaluated_clients(config),
         ending=ending_of(config),
     )
@@ -177,7 +177,7 @@ class _Records:
             self.server.transport.tell(f"round {row['round']}: {line}")
 
     def after_round(self, state: SimulationState, history: list[Row]) -> bool:
-        """Reports a round and writes the files that are due, see `run_rounds`."""
+        """Reports a round and writes the files that are due, see `run_each`."""
         config, row = self.server.plan.config, history[-1]
         self.server.transport.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):

@@ -7,45 +7,25 @@ uploads as for its participants', but no longer than the deadline. They reach th
 were sent, together with those of the round.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from fedjax_ht.core.context import ClientInfo, Received
 from fedjax_ht.core.mesh import collect, fetch
 from fedjax_ht.core.trees import PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.report import RoundReport
-from fedjax_ht.simulation.roster import Roster
 from fedjax_ht.simulation.serving import Answers, Delivery, deliver
 from fedjax_ht.simulation.state import SimulationState, Waiting
 
 
-class Devices(NamedTuple):
-    """The clients' simulated devices.
-
-    Attributes:
-      profile: speeds and availability of the devices.
-      flops: () -> FLOPs of each client's round, float64 [num_clients]; traced at the first call.
-      mesh: the devices that really run.
-      rosters: bucket name -> `Roster` of its clients.
-      num_clients: number of clients in the federation.
-    """
-
-    profile: Profile
-    flops: Callable[[], np.ndarray]
-    mesh: Mesh
-    rosters: dict[str, Roster]
-    num_clients: int
-
-
 def deliver_in_time(
-    devices: Devices, state: SimulationState, answers: dict[str, Answers]
+    program: Program, state: SimulationState, answers: dict[str, Answers]
 ) -> tuple[Delivery, dict[str, Answers], Waiting | None]:
     """Delivers uplinks that meet the deadline, and those of earlier rounds that arrive now.
 
@@ -55,19 +35,19 @@ def deliver_in_time(
       The delivery; the answers with their times, without uplinks; and the uploads still on their
       way after the round.
     """
-    answers, waiting = _on_time(devices, answers), state.waiting
+    answers, waiting = _on_time(program, answers), state.waiting
     if waiting is None:
-        return deliver(devices.mesh, state, answers)
-    (received, _), answers, _ = deliver(devices.mesh, state, answers, picks=False)
-    joined = _with_earlier(devices, state, waiting, received, answers)
-    return joined, answers, _after_round(devices, waiting, received, answers)
+        return deliver(program.mesh, state, answers)
+    (received, _), answers, _ = deliver(program.mesh, state, answers, picks=False)
+    joined = _with_earlier(program, state, waiting, received, answers)
+    return joined, answers, _after_round(program, waiting, received, answers)
 
 
 def with_times(
-    devices: Devices, state: SimulationState, answers: dict[str, Answers], report: RoundReport
+    program: Program, state: SimulationState, answers: dict[str, Answers], report: RoundReport
 ) -> RoundReport:
     """Adds simulated times, absent clients and earlier rounds' uploads to a round's report."""
-    profile, waiting = devices.profile, state.waiting
+    profile, waiting = _profile(program), state.waiting
     fields: dict[str, Any] = {}
     if profile.rates():
         fields = _simulated_fields(profile, waiting, answers)
@@ -76,7 +56,7 @@ def with_times(
         fields["arrived"] = report.arrived + np.size(earlier.payload_elements)
         sums = (int(np.sum(x, dtype=np.int64)) for x in earlier)
         fields["uplink"] = WireCost(*(now + before for now, before in zip(report.uplink, sums)))
-    reachable = profile.reachable(devices.num_clients, state.round)
+    reachable = profile.reachable(program.federation.num_clients, state.round)
     return report._replace(absent=int(np.sum(~reachable)), **fields)
 
 
@@ -102,17 +82,17 @@ def _simulated_fields(
     return fields | {"seconds": profile.length(seconds, arrived, late)}
 
 
-def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
+def _on_time(program: Program, answers: dict[str, Answers]) -> dict[str, Answers]:
     """Adds simulated times to answers, and marks uploads that miss the deadline as not arrived.
 
     Without simulated rates, it returns the answers unchanged.
     """
-    profile = devices.profile
+    profile = _profile(program)
     if not profile.rates():
         return answers
     flops = None
     if profile.flops is not None:
-        flops = devices.flops()
+        flops = program.flops()
     messages = {}
     for name, part in answers.items():
         result = part.results
@@ -133,7 +113,7 @@ def _on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers
 
 
 def _with_earlier(
-    devices: Devices,
+    program: Program,
     state: SimulationState,
     waiting: Waiting,
     received: dict[str, Received],
@@ -143,14 +123,14 @@ def _with_earlier(
     round, last_round = state.round, state.last_round
     all_received, all_rows = {}, {}
     for name, part in answers.items():
-        roster, earlier = devices.rosters[name], _arrivals(devices, waiting, name)
+        roster, earlier = program.clients[name].roster, _arrivals(program, waiting, name)
         # A client takes part in no other round until its upload arrives.
         rounds = np.full(len(received[name].arrived), round), last_round[roster.members]
-        now, before = collect(devices.mesh, tuple(x.astype(np.int32) for x in rounds))
+        now, before = collect(program.mesh, tuple(x.astype(np.int32) for x in rounds))
         earlier = earlier._replace(info=earlier.info._replace(sent_round=before))
         behind = np.arange(len(earlier.arrived), dtype=np.int32)
         # Padding is sorted behind all clients; no client is in both halves.
-        ids = np.full(len(part.padded_rows), devices.num_clients)
+        ids = np.full(len(part.padded_rows), program.federation.num_clients)
         ids[: len(part.ids)] = part.ids
         order = np.argsort(np.concatenate([ids, roster.members]), kind="stable")
         current = received[name]
@@ -161,29 +141,35 @@ def _with_earlier(
     return all_received, all_rows
 
 
+def _profile(program: Program) -> Profile:
+    profile = program.options.devices_profile
+    assert profile is not None  # without one, rounds have no clock
+    return profile
+
+
 def _arriving(waiting: Waiting, profile: Profile) -> np.ndarray:
     """Returns the clients whose upload arrives in the next round, bool [num_clients]."""
     return waiting.unfinished & ~profile.too_late(waiting.left)
 
 
-def _arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
+def _arrivals(program: Program, waiting: Waiting, name: str) -> Received:
     """Returns a bucket's uploads of earlier rounds, for all rows.
 
     Those that arrive in the next round are marked as arrived.
     """
-    roster = devices.rosters[name]
-    by_row = _arriving(waiting, devices.profile)[roster.members]
-    return Received(*waiting.sent[name], collect(devices.mesh, by_row))
+    roster = program.clients[name].roster
+    by_row = _arriving(waiting, _profile(program))[roster.members]
+    return Received(*waiting.sent[name], collect(program.mesh, by_row))
 
 
 def _after_round(
-    devices: Devices,
+    program: Program,
     waiting: Waiting,
     received: dict[str, Received],
     answers: dict[str, Answers],
 ) -> Waiting:
     """Returns the uploads on their way after a round, given its uplinks and timed answers."""
-    deadline = devices.profile.deadline
+    deadline = _profile(program).deadline
     # Uploads still on their way took a whole deadline; all others have arrived.
     left = np.maximum(waiting.left - deadline, 0)
     sent, cost, losses = dict(waiting.sent), *jax.tree.map(np.copy, waiting[2:])
@@ -193,12 +179,12 @@ def _after_round(
             continue
         is_late = part.late[part.rows]
         ids, rows = part.ids[is_late], part.rows[is_late]
-        roster = devices.rosters[name]
+        roster = program.clients[name].roster
         # Slots beyond the end are not written.
         slots = np.full(len(part.late), len(roster.members))
         slots[rows] = roster.rows(ids)
         new = (received[name].uplink, received[name].info)
-        sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
+        sent[name] = _put(sent[name], new, collect(program.mesh, slots))
         left[ids] = part.seconds[rows] - deadline
         for old, of_bucket in zip(cost, part.results.uplink_cost):
             old[ids] = np.asarray(of_bucket)[rows]
@@ -215,23 +201,23 @@ def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
     return jax.tree.map(put, stored, new)
 
 
-def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
+def nobody_waits(program: Program, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
     """Returns the empty `Waiting` before the first round.
 
     Args:
-      devices: the clients' devices.
+      program: the parts of the simulation.
       forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
       infos: every client's `ClientInfo`, leading axis [num_clients].
     """
     sent = {}
     info = take(infos, 0)  # any client will do: all have the same form
     for name, form in forms.items():
-        rows = len(devices.rosters[name].members)
+        rows = len(program.clients[name].roster.members)
 
         def zeros(x, rows=rows):
             return np.zeros((rows, *x.shape), x.dtype)
 
-        sent[name] = collect(devices.mesh, jax.tree.map(zeros, (form, info)))
+        sent[name] = collect(program.mesh, jax.tree.map(zeros, (form, info)))
     shape = infos.id.shape
     cost = WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))
     return Waiting(sent, np.zeros(shape), cost, np.full(shape, np.nan))

@@ -21,7 +21,6 @@ from fedjax_ht.core.mesh import collect, fetch, free_bytes, scatter, share, spre
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Participant, RunServer
 from fedjax_ht.core.trees import PyTree, join_trees, take
-from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.report import Evaluation, evaluation, without_attackers
 from fedjax_ht.simulation.roster import (
@@ -33,7 +32,7 @@ from fedjax_ht.simulation.roster import (
     padded,
     schedule,
 )
-from fedjax_ht.simulation.round import Cohort, Round, Stage, add_newcomers_bytes, draw_cohort
+from fedjax_ht.simulation.round import Round, Stage, add_newcomers_bytes, draw_cohort
 from fedjax_ht.simulation.selection import first_reports
 from fedjax_ht.simulation.serving import Answers, deliver, serve
 from fedjax_ht.simulation.state import SimulationState
@@ -51,27 +50,6 @@ class RoundInputs(NamedTuple):
     info: ClientInfo
     round: jax.Array
     server: RunServer
-
-
-class BucketPlan(NamedTuple):
-    """A bucket's participants before they train.
-
-    Attributes:
-      rows: the participants as rows of the bucket, int [m].
-      layout: the participants' rows in running order, `PADDING` elsewhere, int64 [P].
-      participants, scored: `roster.clients_of` the layouts for training and for scoring.
-      states: the clients' states on the devices, which the schedules' slots index.
-      schedule: the schedule of the participants' training, on the devices.
-      score_schedule: the schedule of the clients to score, on the devices.
-    """
-
-    rows: np.ndarray
-    layout: np.ndarray
-    participants: tuple[np.ndarray, np.ndarray]
-    scored: tuple[np.ndarray, np.ndarray]
-    states: PyTree
-    schedule: Schedule
-    score_schedule: Schedule
 
 
 def first_state(program: Program) -> SimulationState:
@@ -118,11 +96,8 @@ def first_state(program: Program) -> SimulationState:
     from fedjax_ht.simulation.clock import nobody_waits
 
     # The forms of uplinks are found by tracing every architecture's round.
-    return state._replace(
-        waiting=nobody_waits(
-            _devices(program, profile), program.engine.uplink_forms(), clients_info(program, state)
-        )
-    )
+    forms, infos = program.engine.uplink_forms(), clients_info(program, state)
+    return state._replace(waiting=nobody_waits(program, forms, infos))
 
 
 def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str, PyTree]) -> None:
@@ -152,9 +127,8 @@ def compiled_round(program: Program) -> Round:
     if options.devices_profile is not None:
         from fedjax_ht.simulation.clock import deliver_in_time, with_times
 
-        devices = _devices(program, options.devices_profile)
-        delivery = functools.partial(deliver_in_time, devices)
-        additions.append(functools.partial(with_times, devices))
+        delivery = functools.partial(deliver_in_time, program)
+        additions.append(functools.partial(with_times, program))
     if options.attack.kind is not None:
         from fedjax_ht.trust.attacks import attackers
 
@@ -181,19 +155,6 @@ def compiled_round(program: Program) -> Round:
     )
 
 
-def _devices(program: Program, profile: Profile):
-    """Returns the clients' simulated devices, `clock.Devices`."""
-    from fedjax_ht.simulation.clock import Devices
-
-    return Devices(
-        profile=profile,
-        flops=program.flops,
-        mesh=program.mesh,
-        rosters={name: clients.roster for name, clients in program.clients.items()},
-        num_clients=program.federation.num_clients,
-    )
-
-
 def _frozen_bytes(program: Program) -> np.ndarray:
     """Returns the bytes of the frozen weights of each client's model, int64 [num_clients]."""
     of_bucket = []
@@ -212,70 +173,47 @@ def exchange(
     """
     cohort = draw_cohort(program.options, program.new, state)
     inputs = round_inputs(program, state)
-    plans, states, schedules, data = {}, {}, {}, {}
+    states, schedules, score_schedules, data, laid_out = {}, {}, {}, {}, {}
     for name, clients in program.clients.items():
-        plans[name] = _plan(program, name, state, inputs, cohort)
-        states[name], schedules[name] = plans[name].states, plans[name].schedule
-        data[name] = clients.data
+        roster, store = clients.roster, clients.programs.store
+        rows, lost = roster.rows(cohort.ids), roster.rows(cohort.ids[cohort.dropped])
+        (layout,) = (score_layout,) = lay_out(roster, rows, roster.capacity)
+        if clients.programs.keeps:
+            # Padded as in an evaluation, so that both use the same program.
+            (score_layout,) = lay_out(roster, rows, store.block(roster))
+            score_schedules[name] = device_schedule(program, name, score_layout, inputs, lost)
+        states[name], data[name] = store.load(state.clients[name], roster, layout), clients.data
+        schedules[name] = device_schedule(program, name, layout, inputs, lost)
+        laid_out[name] = rows, layout, score_layout
     request = program.after_training if score else program.nothing
     when = (inputs.round, request)
     train = functools.partial(program.engine.train, states, schedules, inputs.server, data, when)
     trained = stage("train", train)
-    kept, score_schedules, scores = {}, {}, {}
-    for name, (new_states, (_, of_bucket)) in trained.items():
-        # Clients that keep no state are scored right after training, while their models exist.
-        scores[name] = of_bucket
-        if program.clients[name].programs.keeps:
-            kept[name], score_schedules[name] = new_states, plans[name].score_schedule
+    # Clients that keep no state are scored right after training, while their models exist.
+    scores = {name: of_bucket for name, (_, (_, of_bucket)) in trained.items()}
+    kept = {name: trained[name][0] for name in score_schedules}
     rescore = functools.partial(score_states, program, kept, score_schedules, inputs, request)
     scores |= stage("score", rescore)
     answers, stored, changed = {}, {}, {}
-    for name, plan in plans.items():
+    for name, (rows, layout, score_layout) in laid_out.items():
         clients, (new_states, (result, _)) = program.clients[name], trained[name]
-        stored[name] = clients.programs.store.save(
-            state.clients[name], new_states, clients.roster, plan.layout
-        )
+        roster = clients.roster
+        stored[name] = clients.programs.store.save(state.clients[name], new_states, roster, layout)
         if clients.programs.keeps:
             changed[name] = state.changed[name].copy()
-            changed[name][plan.rows] = state.round + 1
-        (ids, rows), (_, score_rows) = plan.participants, plan.scored
+            changed[name][rows] = state.round + 1
+        ids, places = clients_of(roster, layout)
         answers[name] = Answers(
             ids=ids,
-            padded_rows=padded(rows, clients.roster.most),
-            in_order=clients.roster.in_order,
-            info=plan.schedule.arguments.info,
+            padded_rows=padded(places, roster.most),
+            in_order=roster.in_order,
+            info=schedules[name].arguments.info,
             results=result,
             scores=scores[name],
-            score_rows=score_rows,
-            idle=idle_lane_steps(clients.roster, plan.layout),
+            score_rows=clients_of(roster, score_layout)[1],
+            idle=idle_lane_steps(roster, layout),
         )
     return state._replace(clients=stored, changed=changed), answers
-
-
-def _plan(
-    program: Program,
-    name: str,
-    state: SimulationState,
-    inputs: RoundInputs,
-    cohort: Cohort,
-) -> BucketPlan:
-    clients = program.clients[name]
-    roster, store = clients.roster, clients.programs.store
-    rows, lost = roster.rows(cohort.ids), roster.rows(cohort.ids[cohort.dropped])
-    (layout,) = (score_layout,) = lay_out(roster, rows, roster.capacity)
-    if clients.programs.keeps:
-        # Padded as in an evaluation, so that both use the same program.
-        (score_layout,) = lay_out(roster, rows, store.block(roster))
-    states = store.load(state.clients[name], roster, layout)
-    return BucketPlan(
-        rows=rows,
-        layout=layout,
-        participants=clients_of(roster, layout),
-        scored=clients_of(roster, score_layout),
-        states=states,
-        schedule=device_schedule(program, name, layout, inputs, lost),
-        score_schedule=device_schedule(program, name, score_layout, inputs, lost),
-    )
 
 
 def device_schedule(

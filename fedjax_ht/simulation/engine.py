@@ -31,6 +31,7 @@ from fedjax_ht.core.evaluation import (
     Scoring,
     bucket_evaluation,
     client_evaluation,
+    client_outputs,
     global_evaluation,
     received_state,
 )
@@ -99,6 +100,8 @@ class Engine(NamedTuple):
       work: (Bucket, `flops.data_form` of its data) -> `flops.bucket_work`; traced once per form.
       exposure: what uploads reveal besides their numbers, see `disclosure.exposure`; None without
         privacy.
+      outputs: (Bucket, rule or None for features, batch size) -> the compiled
+        `evaluation.client_outputs`.
     """
 
     method: Method
@@ -112,6 +115,7 @@ class Engine(NamedTuple):
     uplink_forms: Callable[[], dict[str, PyTree]]
     work: Callable[[Bucket, Data], ClosedJaxpr]
     exposure: Exposure | None
+    outputs: Callable[[Bucket, str | None, int], Callable]
 
 
 def make_engine(
@@ -170,6 +174,7 @@ def make_engine(
         uplink_forms=functools.partial(part, uplink_forms, ALL, channel),
         work=functools.partial(part, bucket_work, ALL),
         exposure=None if options.privacy is None else part(_exposure, ALL),
+        outputs=functools.partial(part, client_outputs, ALL, channel, wanted),
     )
 
 

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -151,49 +151,21 @@ def run(
     def watched(row: Row) -> None:
         for line in (*not_finite(row, named), *divergence.notes(row)):
             # stacklevel: the caller of `run`, outside the check of its arguments
-            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=7)
+            warnings.warn(f"round {row['round']}: {line}", RuntimeWarning, stacklevel=6)
         if progress_fn is not None:
             progress_fn(row)
-
-    return run_rounds(
-        simulation,
-        rounds,
-        state,
-        history=history,
-        eval_every=eval_every,
-        ending=Ending(patience, give_up),
-        progress_fn=watched,
-        after_round=after_round,
-        only=only,
-        score_every=score_every,
-    )
-
-
-def run_rounds(
-    simulation: Rounds,
-    rounds: int,
-    state: SimulationState | None = None,
-    *,
-    history: Sequence[Row] = (),
-    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
-    **options: Any,
-) -> tuple[SimulationState, list[Row]]:
-    """Runs like `run`, but without warnings, and donates the arrays of `state`.
-
-    For callers that keep a single copy of states and report rows themselves. Options are those of
-    `run_each`.
-    """
-
-    def after(states: list[SimulationState], histories: list[list[Row]]) -> bool:
-        return after_round is not None and after_round(states[0], histories[0])
 
     (state,), (rows,) = run_each(
         [simulation],
         rounds,
         [state],
         histories=[history],
-        after_round=after,
-        **options,
+        eval_every=eval_every,
+        ending=Ending(patience, give_up),
+        progress_fn=watched,
+        after_round=after_round and (lambda states, runs: after_round(states[0], runs[0])),
+        only=only,
+        score_every=score_every,
     )
     return state, rows
 

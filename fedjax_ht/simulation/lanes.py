@@ -6,20 +6,19 @@ takes less time than separate ones; but finished clients wait for the longest of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import platform_of
 from fedjax_ht.core.executor import longest_first
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Method
 from fedjax_ht.metrics.memory import training_memory
-from fedjax_ht.simulation.options import Lanes, SimulationOptions
+from fedjax_ht.simulation.options import SimulationOptions
 
 STEP = {1: 0.096, 2: 0.143, 4: 0.252, 8: 0.412, 16: 0.639, 32: 1.209}
 """Lanes -> milliseconds of a step of that many clients with the 4-layer CNN on an H100
@@ -33,12 +32,13 @@ MEMORY = 80e9  # bytes of an H100, for devices that do not report their own
 
 
 def simulation_lanes(
-    federation: Federation,
-    counts: np.ndarray,
-    method: Method,
-    options: SimulationOptions,
+    federation: Federation, counts: np.ndarray, method: Method, options: SimulationOptions
 ) -> dict[str, int]:
-    """Returns bucket name -> lanes, for a simulation with these options.
+    """Chooses the lanes of every bucket: bucket name -> lanes.
+
+    None is one lane on CPU, where vmapped small products are slower than a scan
+    (benchmarks/results/conv_cpu.md). On other devices it is `fewest_seconds` for the bucket's own
+    model, ignoring other models that a method trains.
 
     Args:
       federation: the buckets.
@@ -49,45 +49,7 @@ def simulation_lanes(
     Raises:
       ValueError: a bucket has no number, or there are fewer devices than the options require.
     """
-    steps, recipes = [], [method.training_of(bucket.name) for bucket in federation.buckets]
-    for bucket, recipe in zip(federation.buckets, recipes):
-        steps.append(num_steps(recipe, counts[list(federation.members(bucket))]))
-    return choose_lanes(
-        options.lanes,
-        federation.buckets,
-        steps,
-        participants=options.participants(federation.num_clients),
-        recipes=recipes,
-        mesh=client_mesh(options.devices),
-    )
-
-
-def choose_lanes(
-    lanes: Lanes | None,
-    buckets: Sequence[Bucket],
-    steps: Sequence[np.ndarray],
-    *,
-    participants: int,
-    recipes: Sequence[LocalTraining],
-    mesh: Mesh,
-) -> dict[str, int]:
-    """Chooses the lanes of every bucket.
-
-    None is one lane on CPU, where vmapped small products are slower than a scan
-    (benchmarks/results/conv_cpu.md). On other devices it is `fewest_seconds` for the bucket's own
-    model, ignoring other models that a method trains.
-
-    Args:
-      lanes: a number for all, bucket name -> number, or None.
-      buckets: the buckets of the federation.
-      steps: per bucket, int [n], local steps per round.
-      participants: number of a round's participants, over all buckets.
-      recipes: per bucket, the recipe of its clients.
-      mesh: the devices.
-
-    Raises:
-      ValueError: a bucket has no number.
-    """
+    lanes, buckets, mesh = options.lanes, federation.buckets, client_mesh(options.devices)
     names = [bucket.name for bucket in buckets]
     if isinstance(lanes, Mapping):
         if missing := [name for name in names if name not in lanes]:
@@ -100,15 +62,17 @@ def choose_lanes(
         return dict.fromkeys(names, lanes)
     if platform_of(mesh) == "cpu":
         return dict.fromkeys(names, 1)
-    everyone = sum(map(len, steps))
+    participants = options.participants(federation.num_clients)
     # buckets run in parallel; half the memory is for data, states and evaluation
     room = device_memory(mesh) / 2 / len(buckets)
     chosen = {}
-    for bucket, of_bucket, recipe in zip(buckets, steps, recipes):
-        expected = math.ceil(participants * len(of_bucket) / everyone / mesh.size)
+    for bucket in buckets:
+        recipe, members = method.training_of(bucket.name), list(federation.members(bucket))
+        steps = np.asarray(num_steps(recipe, counts[members]))
+        expected = math.ceil(participants * len(members) / federation.num_clients / mesh.size)
         # twice, for gradients of activations and temporary buffers of operations
         fitting = int(room / (2 * training_memory(bucket, recipe)))
-        chosen[bucket.name] = fewest_seconds(typical(of_bucket, expected), fitting)
+        chosen[bucket.name] = fewest_seconds(typical(steps, expected), fitting)
     return chosen
 
 

@@ -42,7 +42,7 @@ class SimulationOptions:
         has its own model, else a number for the device (`batches.forward_batch`). It affects norms
         that use batch statistics.
       lanes: parallel clients on a device: a number, bucket name -> number, or None for the rule of
-        `lanes.choose_lanes`.
+        `lanes.simulation_lanes`.
       devices: number of devices to shard the clients over; None: all, but one of two CPUs.
       client_store: "device" or "host", the memory of clients' states between rounds.
       uplink, downlink: transforms of the messages on the wire, in order.

@@ -103,10 +103,7 @@ def place(
         return jax.tree.map(lambda x: known[id(x)] if id(x) in known else put(mesh, x), tree)
 
     samples, frozen, pretrained = once(share, host[0]), once(share, host[1]), once(collect, host[2])
-    on_server = server_copy(samples)
-    if beside is not None and jax.tree.leaves(samples)[0] is jax.tree.leaves(beside.samples)[0]:
-        on_server = beside.on_server._replace(preprocess=on_server.preprocess)
-    return Placed(host, mesh, samples, frozen=frozen, on_server=on_server, pretrained=pretrained)
+    return Placed(host, mesh, samples, frozen, server_copy(samples), pretrained)
 
 
 class Clients(NamedTuple):
@@ -377,5 +374,4 @@ def evaluation_batch(
         return options.scoring.batch_size or 64
     if data is None:
         return forward_batch()
-    most = max(data.most_scored, *(int(data.counts[split].max()) for split in ("test", "val")))
-    return max(1, min(forward_batch(), most))
+    return max(1, min(forward_batch(), data.most_scored))

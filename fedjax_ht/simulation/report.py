@@ -230,27 +230,23 @@ def evaluation(
       pooled: scores of the server's own model on all test samples, or None.
       task: the task of the data.
     """
-    accuracy: dict[str, dict[str, np.ndarray]] = {}
-    by_class, auc = None, None
-    num_clients = len(train_counts)
-    counts = {"train": np.array(train_counts, np.int64)}  # a copy: scores are written into it
-    for ids, splits in scored:
-        for split, scores in splits.items():
-            counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count
-            by_rule = accuracy.setdefault(split, {})
-            for rule, correct in scores.correct.items():
-                row = by_rule.setdefault(rule, np.full(num_clients, np.nan))
-                row[ids] = _share(correct, scores.count)
-        test = splits.get("test", NOT_SCORED)
-        counted = np.asarray(test.by_class)
-        if counted.size:
-            if by_class is None:
-                by_class = np.zeros((num_clients, *counted.shape[1:]), np.int32)
-            by_class[ids] = counted
-        if np.size(test.auc):
-            if auc is None:
-                auc = np.full(num_clients, np.nan)
-            auc[ids] = test.auc
+    num_clients, ids, splits = len(train_counts), np.zeros(0, np.int64), {}
+    if scored:
+        ids, splits = join_trees(np.concatenate, scored)
+
+    def of_all(values: np.ndarray, unknown: float = np.nan) -> np.ndarray:
+        every = np.full((num_clients, *values.shape[1:]), unknown, np.result_type(values, unknown))
+        every[ids] = values
+        return every
+
+    counts = {"train": np.array(train_counts, np.int64)}
+    counts |= {name: of_all(scores.count, 0).astype(np.int64) for name, scores in splits.items()}
+    accuracy = {}
+    for name, scores in splits.items():
+        accuracy[name] = {r: of_all(_share(c, scores.count)) for r, c in scores.correct.items()}
+    test = splits.get("test", NOT_SCORED)
+    by_class = of_all(test.by_class, 0) if np.size(test.by_class) else None
+    auc = of_all(test.auc.astype(np.float64)) if np.size(test.auc) else None
     of_clients = Evaluation(accuracy, counts, {}, by_class, auc=auc)
     if task.sums is not None:
         return of_clients._replace(accuracy={}, measured=_measured(scored, pooled, counts, task))

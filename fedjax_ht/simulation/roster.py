@@ -22,7 +22,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Participant
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.simulation.lanes import choose_lanes
+from fedjax_ht.simulation.lanes import simulation_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # an unused entry of a layout
@@ -147,24 +147,17 @@ def make_rosters(
     Rows are assigned to devices by their steps times their architecture's FLOPs. `counts` are the
     clients' training samples, int [num_clients].
     """
-    buckets = federation.buckets
-    steps, costs = [], []
-    recipes = [method.training_of(bucket.name) for bucket in buckets]
-    for bucket, recipe in zip(buckets, recipes):
-        of_bucket = num_steps(recipe, counts[np.array(federation.members(bucket))])
-        steps.append(of_bucket)
-        # On one device costs do not matter, so no architecture is traced for its FLOPs.
-        unit = sample_flops(bucket) if mesh.size > 1 else 1.0
-        costs.append(unit * of_bucket)
-    participants = options.participants(federation.num_clients)
-    lanes = choose_lanes(
-        options.lanes, buckets, steps, participants=participants, recipes=recipes, mesh=mesh
-    )
-    rosters = {}
-    for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
+    buckets, steps, costs = federation.buckets, [], []
+    for bucket in buckets:
         members = np.array(federation.members(bucket))
+        steps.append(num_steps(method.training_of(bucket.name), counts[members]))
+        # On one device costs do not matter, so no architecture is traced for its FLOPs.
+        costs.append(steps[-1] * (sample_flops(bucket) if mesh.size > 1 else 1.0))
+    participants = options.participants(federation.num_clients)
+    lanes, rosters = simulation_lanes(federation, counts, method, options), {}
+    for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
         rosters[bucket.name] = make_roster(
-            members,
+            np.array(federation.members(bucket)),
             of_bucket,
             device,
             participants=participants,

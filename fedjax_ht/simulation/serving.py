@@ -16,7 +16,7 @@ from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import ClientInfo, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.mesh import collect, collect_rows, in_one_memory
+from fedjax_ht.core.mesh import collect, fetch_rows, in_one_memory
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Call, ClientResult, RunServer, call_directly
@@ -92,7 +92,7 @@ def deliver(
         if part.in_order:
             received[name] = collect(mesh, uplinks)
         elif picks and in_one_memory(mesh):
-            received[name] = collect_rows(mesh, uplinks, part.padded_rows)
+            received[name] = collect(mesh, fetch_rows(uplinks, part.padded_rows))
         else:
             received[name], rows[name] = collect(mesh, uplinks), part.padded_rows
         without_uplinks[name] = part._replace(results=result._replace(uplink=()))

@@ -29,6 +29,7 @@ from fedjax_ht.simulation.compiled import (
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.representations import client_features, predict
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.state import SimulationState
 
@@ -184,8 +185,8 @@ def simulation_of(program: Program) -> Simulation:
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
         find_fault=of_state(_find_fault),
-        features=of_state(_features),
-        predict=of_state(_predict, (program, {})),
+        features=of_state(client_features),
+        predict=of_state(predict),
         program=program,
     )
 
@@ -197,18 +198,6 @@ def _find_fault(program: Program, state: SimulationState, jit: bool = True) -> "
     from fedjax_ht.simulation.stepped import find_fault
 
     return find_fault(program, state, jit)
-
-
-def _features(program: Program, state: SimulationState, *samples: Any) -> list[np.ndarray]:
-    from fedjax_ht.simulation.representations import client_features
-
-    return client_features(program, state, *samples)
-
-
-def _predict(known: tuple[Program, dict], state: SimulationState, *args: Any, **kwargs: Any):
-    from fedjax_ht.simulation.representations import predict
-
-    return predict(*known, state, *args, **kwargs)
 
 
 def state_check(program: Program) -> Callable[[Any], None]:

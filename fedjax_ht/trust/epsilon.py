@@ -49,10 +49,7 @@ def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: floa
       size, total: mean batch size and number of samples; a batch has each sample with probability
         size / total.
     """
-    exact = gaussian_epsilon(noise, times, delta)
-    if size >= total or not noise:
-        return exact
-    return min(exact, _converted(_poisson(noise, size, total), times, delta))
+    return _amplified(_poisson, noise, size, total, times, delta)
 
 
 def fixed_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
@@ -61,18 +58,17 @@ def fixed_epsilon(noise: float, size: int, total: int, times: int, delta: float)
     A client that is not drawn is replaced by another, so the accounting is that of a replacement,
     with half the noise (Wang et al., AISTATS 2019). Arguments as for `poisson_epsilon`.
     """
+    return _amplified(_fixed, noise, size, total, times, delta)
+
+
+def _amplified(divergences, noise: float, size: int, total: int, times: int, delta: float) -> float:
+    """Converts the Renyi divergences of one sum to epsilon of `times` sums, if they are better."""
     exact = gaussian_epsilon(noise, times, delta)
-    if size >= total or not noise:
+    if size >= total or not noise or not times:
         return exact
-    return min(exact, _converted(_fixed(noise, size, total), times, delta))
-
-
-def _converted(rdp: tuple[float, ...], times: int, delta: float) -> float:
-    """Converts the Renyi divergences of one sum to epsilon of `times` sums."""
-    if not times:
-        return 0.0
     # Renyi divergences add up, even if sums depend on each other.
-    return float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0])
+    rdp = times * np.array(divergences(noise, size, total))
+    return min(exact, float(accounting().rdp.compute_epsilon(ORDERS, rdp, delta)[0]))
 
 
 @functools.lru_cache(4096)

@@ -41,7 +41,7 @@ np.testing.assert_array_equal(there, images)
 
 GATHERED = """
 import jax, ml_dtypes, numpy as np
-from fedjax_ht.core.mesh import client_mesh, collect, collect_rows, in_one_memory, scatter
+from fedjax_ht.core.mesh import client_mesh, collect, fetch_rows, in_one_memory, scatter
 
 mesh = client_mesh(2)
 assert client_mesh().size == 1  # of two CPUs
@@ -54,7 +54,7 @@ uplinks = {
 on_devices = scatter(mesh, uplinks)
 for tree in (on_devices, uplinks, jax.device_put(uplinks)):
     with jax.transfer_guard("disallow"):
-        rows = collect_rows(mesh, tree, np.array([3, 0, 2, -1], np.int32))
+        rows = collect(mesh, fetch_rows(tree, np.array([3, 0, 2, -1], np.int32)))
         every = collect(mesh, tree)
     for name, x in uplinks.items():
         assert every[name].devices() == {jax.devices()[0]} and every[name].dtype == x.dtype

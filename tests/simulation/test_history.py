@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.history import best, merged, run, run_rounds
+from fedjax_ht.simulation.history import best, merged, run
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
 from fedjax_ht.simulation.runs import Ending, run_each
@@ -169,7 +169,7 @@ def test_results_that_are_not_finite_are_warned_of_once():
 
 def test_finite_rounds_and_the_inner_loop_are_silent(recwarn):
     run(scripted([0.5] * 9), rounds=3)
-    run_rounds(spoiled(scripted([0.5] * 9), {1: (0,)}), rounds=3)
+    run_each([spoiled(scripted([0.5] * 9), {1: (0,)})], 3, [None], histories=[()])
     assert not recwarn.list
 
 

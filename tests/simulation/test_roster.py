@@ -9,7 +9,7 @@ import fedjax_ht as fl
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.simulation import lanes as rule
-from fedjax_ht.simulation.lanes import STEP, choose_lanes, fewest_seconds, simulation_lanes, typical
+from fedjax_ht.simulation.lanes import STEP, fewest_seconds, simulation_lanes, typical
 from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
@@ -21,7 +21,7 @@ from fedjax_ht.simulation.roster import (
     padded,
     schedule,
 )
-from tests.federations import TRAINING, federation_data, mixed_federation
+from tests.federations import TRAINING, federation_data, mixed_federation, uniform_federation
 
 MEMBERS = np.array([1, 4, 6, 7, 9, 12])
 STEPS = np.array([5, 9, 1, 2, 0, 7])
@@ -163,9 +163,12 @@ def test_typical_steps_span_all():
     np.testing.assert_array_equal(typical(np.array([1, 9]), 5), [9, 1])
 
 
-def chosen(lanes=None, participants=8):
-    how = {"participants": participants, "recipes": [TRAINING] * 2, "mesh": client_mesh(1)}
-    return choose_lanes(lanes, FEDERATION.buckets, LANE_STEPS, **how)
+def chosen(lanes=None, participation=1.0, federation=FEDERATION, steps=LANE_STEPS):
+    counts = np.zeros(federation.num_clients, int)
+    for bucket, of_bucket in zip(federation.buckets, steps):
+        counts[list(federation.members(bucket))] = TRAINING.batch_size * of_bucket
+    options = fl.SimulationOptions(participation=participation, lanes=lanes, devices=1)
+    return simulation_lanes(federation, counts, fl.local(TRAINING), options)
 
 
 def test_one_at_a_time_on_cpu_or_what_was_asked_for():
@@ -180,21 +183,20 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
 def test_on_an_accelerator_the_rule_decides(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
     assert list(chosen().values()) == [2, 2]
-    few = chosen(participants=4)
+    few = chosen(participation=0.5)
     assert list(few.values()) == [1, 1]  # 7, 3 and 2 steps, and 4 and 1: waiting costs more
 
 
 def test_what_a_model_holds_while_it_trains_bounds_the_lanes(monkeypatch):
     monkeypatch.setattr(rule, "platform_of", lambda mesh: "gpu")
-    bucket = FEDERATION.buckets[0]
+    federation = uniform_federation()
+    (bucket,), steps = federation.buckets, [np.full(federation.num_clients, 5)]
 
-    def chosen(clients):
+    def bounded(clients):
         monkeypatch.setattr(rule, "MEMORY", 2 * clients * 2 * training_memory(bucket, TRAINING))
-        steps = [np.full(9, 5)]
-        how = {"participants": 9, "recipes": [TRAINING], "mesh": client_mesh(1)}
-        return choose_lanes(None, [bucket], steps, **how)[bucket.name]
+        return chosen(federation=federation, steps=steps)[bucket.name]
 
-    assert [chosen(clients) for clients in (0.5, 3.5, 20)] == [1, 3, 9]
+    assert [bounded(clients) for clients in (0.5, 3.5, 20)] == [1, 2, 8]
 
 
 def test_lanes_are_known_before_a_simulation_is_made(monkeypatch):
