@@ -33,8 +33,8 @@ Both texts fix plain SGD at 0.01. They search batches of 64 to 512 (FedRAL also 
 epochs, 100 or 500 rounds and each method's own options, so `paper` is one point of their grid.
 `searched` is the point chosen by validation on CIFAR-10 among batches of 64 and 512 and rates of
 0.01 to 0.3, after 152 rounds, for all searched methods except FedProto (0.03). Its rate and the
-batches of `small_batches` are outside the papers' grid. Except for searches, all recorded runs have
-one of the two. FedRAL has 5 x 5 blocks, and other options have their defaults.
+batches of `small_batches` are outside the papers' grid. FedRAL has 5 x 5 blocks, and other options
+have their defaults.
 
 The released recipe also sets FedSSA's T_stable in global rounds: 2 if all clients take part, and 45
 otherwise. The code has values for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's
@@ -44,7 +44,7 @@ Table 1, one model for all, is
 
 with the ten epochs of the authors' script. FedRAL's code was not available.
 
-Each trial has its own split. Recorded runs share one, `--config.partition.per_trial=False`.
+Each trial has its own split. `--config.partition.per_trial=False` gives all the same.
 
 Results and discussion: experiments/results/class_shares.md. Needs CIFAR-10, or CIFAR-100 (python
 version), in `data/`.

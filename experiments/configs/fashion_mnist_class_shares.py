@@ -5,8 +5,8 @@
 
 FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test
 images, CNN-1..5, ten clients per round; otherwise as in cifar10_class_shares.py, next to this file,
-including `recipe=`. Recorded runs have `recipe=small_batches`. FedSSA's released code lacks
-Fashion-MNIST, so pixels stay in [-1, 1] with `recipe=released`.
+including `recipe=`. FedSSA's released code lacks Fashion-MNIST, so pixels stay in [-1, 1] with
+`recipe=released`.
 
 Results and discussion: experiments/results/class_shares.md. Needs the four files of
 Fashion-MNIST (idx, gzipped or not) in `data/`.

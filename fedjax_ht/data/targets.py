@@ -173,7 +173,7 @@ def per_pixel_dataset(
       inputs: images, as in `Dataset`.
       masks: integers [N, H, W], the class of each pixel.
       class_names: names of the classes; () for their numbers.
-      ignored: the value of unlabelled pixels; they are neither learned nor scored.
+      ignored: the value of unlabelled pixels, which the loss and the scores leave out.
       **fields: other fields of `Dataset`, such as `groups`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Agnostic federated learning (Mohri et al., ICML 2019): the mean that is worst for the model.
+"""Agnostic federated learning (Mohri et al., ICML 2019): a model for the worst mixture of clients.
 
     client:  F_i, the loss of w on its training samples; w_i <- w, then local epochs; uploads w_i
              and F_i

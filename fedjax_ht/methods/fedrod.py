@@ -7,7 +7,7 @@
     predict: h(f(x)) + h_i(f(x)); by the second rule h(f(x)) alone, the generic model
     up:      W: all parameters
     down:    W: all parameters
-    fits:    one architecture or a few, clients of few classes that are asked for others, too
+    fits:    one architecture or a few, clients of few classes that are tested on others as well
     paper:   https://arxiv.org/abs/2107.00778
 
 Settled here:

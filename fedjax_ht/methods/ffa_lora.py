@@ -1,11 +1,11 @@
-"""FFA-LoRA (Sun et al., ICLR 2024): A is one random matrix for ever, and B alone is trained.
+"""FFA-LoRA (Sun et al., ICLR 2024): A is a fixed random matrix; only B is trained.
 
     client:  A from a seed; B_i, head_i <- B, head, then local epochs of cross-entropy on both
     server:  B <- sum_i n_i B_i / sum_i n_i, the head likewise
     predict: the client's copy of adapters and head
     up:      L_B + H: all B, and the head
     down:    L_B + H: all B, and the head
-    fits:    adapters (`config.model.lora`), where half of the messages must do
+    fits:    adapters (`config.model.lora`), at half the message size
     paper:   https://arxiv.org/abs/2403.12313
 
 Settled here:
