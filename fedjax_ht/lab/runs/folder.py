@@ -33,7 +33,7 @@ from fedjax_ht.lab.files import atomic_open, named, plain_open, refuse_links
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.safe import bounded, limits
-from fedjax_ht.lab.weights.start import checksums, weights_of_model
+from fedjax_ht.lab.weights.start import Weights, checksums, weights_of_model
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
@@ -48,6 +48,15 @@ def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str,
         "data": sum_of_arrays(jax.tree.leaves((dataset.inputs, dataset.labels, dataset.targets))),
         "split": sum_of_arrays(np.asarray(part, np.int64) for part in parts),
     }
+
+
+def files_read(config: Config) -> list[Weights]:
+    """Returns the files that a run's models, devices and generators start from."""
+    entries = entries_of(config)
+    models = (as_run(entry, config).model for entry in entries)
+    generators = [entry.options["generator"] for entry in entries if "generator" in entry.options]
+    named = [name for name in generators if isinstance(name, str)]
+    return [*map(weights_of_model, models), *files_of(config.devices_profile), *named]
 
 
 SUMS = {
@@ -233,8 +242,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
         limits.keep("num_clients", config.partition.num_clients, MOST_CLIENTS, "clients")
         sets = {config.dataset.name, config.dataset.public or "", config.dataset.backbone or ""}
         read = [name for name in sets if ":" in name and hold_out_share(name) is None]
-        models = (as_run(entry, config).model for entry in entries_of(config))
-        files = [*map(weights_of_model, models), *files_of(config.devices_profile)]
+        files = files_read(config)
         unknown = [] if folder.notes.get("data") else sorted(read)
         unknown += sorted(checksums(files).keys() - folder.notes.get("weights", {}).keys())
         # otherwise any file of the reader could become part of a page that is shared

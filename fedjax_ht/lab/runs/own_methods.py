@@ -16,11 +16,11 @@ from fedjax_ht.data.partition.registry import LIBRARY, PARTITIONS, PLANS
 from fedjax_ht.lab.cli import BadConfigFile, config_folder
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.files import refuse_links
-from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.environment import CODE
 from fedjax_ht.lab.runs.folder import (
     CONFIG,
     OWN,
+    files_read,
     fingerprints,
     naming,
     read_json,
@@ -28,7 +28,7 @@ from fedjax_ht.lab.runs.folder import (
     run_folder,
 )
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
-from fedjax_ht.lab.weights.start import checksums, weights_of_model
+from fedjax_ht.lab.weights.start import checksums
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
 
 MODULES = "own_modules"  # the note of `OWN` whose names need no registration
@@ -152,10 +152,8 @@ def _run_config(name: str, named: str) -> None:
 
 def noted(experiment: Plan, config_file: str | None = None) -> dict[str, Any]:
     """Returns what config.json records about a run: checksums, and files of a user's own code."""
-    models = [run.config.model for run in experiment.runs.values()]
-    weights = [*map(weights_of_model, models), *files_of(experiment.config.devices_profile)]
     noted: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
-    noted["weights"] = checksums(weights)
+    noted["weights"] = checksums(files_read(experiment.config))
     if experiment.object_sums:
         noted["objects"] = experiment.object_sums
     for note, names in own_names(experiment).items():

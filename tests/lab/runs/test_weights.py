@@ -13,12 +13,12 @@ from fedjax_ht.core.bucket import weights_of, with_frozen
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
-from fedjax_ht.lab.runs.folder import read_folder
+from fedjax_ht.lab.runs.folder import files_read, read_folder
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
-from fedjax_ht.lab.weights.start import state_dict
+from fedjax_ht.lab.weights.start import checksums, state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.engine import first_server, first_states
 from tests.lab.runs.folders import refused
@@ -207,6 +207,13 @@ def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
 def test_other_exports_are_refused():
     with pytest.raises(ValueError, match=r"^export is 'x\.pth'; it must end in \.npz"):
         check_export("x.pth")
+
+
+def test_a_generators_file_is_noted(tmp_path):
+    (tmp_path / "mine.npz").write_bytes(b"")
+    config = fl.base_config()
+    config.entries = (f"fedktl:generator={tmp_path / 'mine.npz'}", "fedktl:generator=natural_32")
+    assert list(checksums(files_read(config))) == [str(tmp_path / "mine.npz")]
 
 
 def test_a_run_goes_on_without_its_weights_but_not_with_others(
