@@ -28,7 +28,7 @@ def client_features(
       indices: int [n], the same samples for all clients, or int [len(ids), n], samples per client.
 
     Raises:
-      ValueError: the method has no `View.features`.
+      ValueError: the method has no `View.features`, or there is no such client.
     """
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")

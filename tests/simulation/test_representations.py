@@ -67,6 +67,11 @@ def test_each_client_may_be_shown_samples_of_its_own():
     for place, client in enumerate(IDS):
         (alone,) = sim.features(state, [client], shown[place])
         np.testing.assert_array_equal(of_each[place], alone)
+    repeated = sim.features(state, [IDS[0]] * 3, shown)
+    np.testing.assert_array_equal(repeated[0], of_each[0])
+    assert (repeated[1] != repeated[2]).any()
+    with pytest.raises(ValueError, match=r"^no client 8; ids run from 0 to 7$"):
+        sim.features(state, [8], shown[0])
 
 
 def test_prototypes_lie_among_the_features():
