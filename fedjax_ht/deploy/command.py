@@ -5,7 +5,7 @@ r"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[f
     fedjax-ht deploy server --config=quickstart:runlocal --workdir=run --certificates=certs \
         --keys=keys
     fedjax-ht deploy client --config=quickstart:runlocal --workdir=client3 --client_id=3 \
-        --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
+        --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=keys/client3
 
 Server and clients each have the config, and it must be the same. docs/deploy.md describes every
 step. Only its own user can read what a side writes.
@@ -33,7 +33,7 @@ from fedjax_ht.deploy.samples import read_samples, write_split
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
 from fedjax_ht.deploy.server import MOST_SAMPLES
 from fedjax_ht.lab.cli import fail
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.sections import Config, DatasetConfig
 from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.runs.folder import locked
 from fedjax_ht.lab.runs.plan import plan
@@ -106,6 +106,7 @@ def keys(workdir: Path) -> None:
     from fedjax_ht.deploy.keys import make_key
 
     client_id, superlink = _values(_CLIENT, _SUPERLINK)
+    _check_superlink(superlink)
     if client_id < 0:
         raise ValueError(f"--client_id is {client_id}; ids start at 0")
     private, public = make_key(workdir, client_id, superlink)
@@ -119,6 +120,7 @@ def client(plan: Plan, workdir: Path) -> None:
     from fedjax_ht.deploy.keys import bind_to_server, check_private, read_private_key
 
     client_id, samples, superlink = _values(_CLIENT, _DATA, _SUPERLINK)
+    _check_superlink(superlink)
     certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
     key, identity = None, None
     if _KEY.value is not None or certificate is not None:
@@ -127,6 +129,7 @@ def client(plan: Plan, workdir: Path) -> None:
     if certificate is not None and certificate.with_name("client.pem").exists():
         identity = certificate.with_name("client.pem"), certificate.with_name("client.key")
         check_private(_existing(identity[1]), "client")
+    _check_read(samples, plan.config.dataset)
     dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
     for line in describe(dataset).lines:
         tell(line)
@@ -175,6 +178,8 @@ def server(plan: Plan, workdir: Path) -> None:
             f"--sum_range is {_RANGE.value}; it must be from {MIN_RANGE:g} to {MAX_RANGE:g}"
         )
     certificate = _certificate("server.pem", _HOST.value)
+    if math.isfinite(_EPSILON.value):
+        raise ValueError("--most_epsilon is a limit of clients; a server has none")
     public, files = None, None
     client_ca = None if _CLIENT_CA.value is None else _existing(Path(_CLIENT_CA.value))
     if client_ca is not None and certificate is None:
@@ -216,6 +221,36 @@ def _values(*needed: flags.FlagHolder) -> list[Any]:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
     return [flag.value for flag in needed]
+
+
+def _check_superlink(superlink: str) -> None:
+    host, _, port = superlink.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
+    if not host or not is_port or (":" in host and not host.startswith("[")):
+        raise ValueError(
+            f"--superlink is {superlink!r}; it must be HOST:PORT, such as fl.example.org:8000 or "
+            "[::1]:8000"
+        )
+
+
+def _check_read(samples: str, dataset: DatasetConfig) -> None:
+    """Rejects fields that change samples, unless `split` wrote these, and so has applied them."""
+    default = DatasetConfig()
+    for name in (
+        "label",
+        "features",
+        "group",
+        "text_length",
+        "tokenizer",
+        "standardise",
+        "classes",
+    ):
+        value = getattr(dataset, name)
+        if value != getattr(default, name) and not samples.startswith("npz:"):
+            raise ValueError(
+                f"dataset.{name} is {value!r}, which a client does not read by; write its samples "
+                "with fedjax-ht deploy split, and give --data=npz:FILE"
+            )
 
 
 def _certificate(name: str, host: str) -> Path | None:

@@ -280,6 +280,7 @@ class _NodeClients:
                 client = self.hellos.pop(node)["client"]
                 self.tell(f"client {client} has disconnected")
                 self.audit("disconnected", client=client)
+                self.refused.clear()  # one of them may be this client, started again
             self._greet_all(online - self.hellos.keys() - self.refused, hello)
             if len(self.hellos) >= min_clients or time.monotonic() > end:
                 return {header["client"]: header for header in self.hellos.values()}

@@ -12,6 +12,7 @@ import base64
 import binascii
 import datetime
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,19 +52,21 @@ class Allowance:
     def __init__(self, remaining: Mapping[int, int] | None = None):
         self.remaining = dict(remaining or {})
         self.last: dict[int, int] = {}
+        self._lock = threading.Lock()  # the server's thread grants, the loop of its requests takes
 
     def grant(self, node: int, size: int) -> None:
         """Allows a reply of `size` bytes, plus the rest of a previous one that may be late."""
-        self.remaining[node] = size + min(self.remaining.get(node, 0), self.last.get(node, 0))
-        self.last[node] = size
+        with self._lock:
+            late = min(self.remaining.get(node, 0), self.last.get(node, 0))
+            self.remaining[node], self.last[node] = size + late, size
 
     def take(self, node: int, size: int) -> bool:
         """Deducts bytes as they arrive; returns whether that many remained."""
-        remaining = self.remaining.get(node, 0) - size
-        if remaining < 0:
-            return False
-        self.remaining[node] = remaining
-        return True
+        with self._lock:
+            remaining = self.remaining.get(node, 0) - size
+            if remaining >= 0:
+                self.remaining[node] = remaining
+        return remaining >= 0
 
 
 class Watch(NamedTuple):

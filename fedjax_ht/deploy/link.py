@@ -338,10 +338,12 @@ def open_link(
         _listening(uvicorn.Server(config), host, port, connections),
         _running(state) as run_id,
     ):
-        yield Link(
-            state, mailbox, allowance, run_id=run_id, owners=owners, visits=visits, audit=audit
-        )
-        visits.flush(is_last=True)
+        try:
+            yield Link(
+                state, mailbox, allowance, run_id=run_id, owners=owners, visits=visits, audit=audit
+            )
+        finally:
+            visits.flush(is_last=True)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ class Noise(NamedTuple):
       name: name of its count in the ledger, with everything that its cost depends on.
       count_per_draw: amount that one reply, or server step, adds to the count.
       epsilon: count -> epsilon of all draws so far.
-      path: the ledger, a file, see `add_to_ledger`.
+      path: the ledger, a file that only one process writes: the command locks its folder.
       entropy: draws secrets.
       max_epsilon: largest epsilon that may be reached.
     """
@@ -97,13 +97,18 @@ def noisy_method(method: Method, privacy: Privacy | None, defences: Sequence[Def
 
 
 def check_scores(config: Config, privacy: Privacy | None) -> None:
-    """Rejects a config that depends on scores which clients do not send.
+    """Rejects a config that depends on scores which clients do not send, or adds no noise.
 
     Raises:
       ValueError: it does. One line.
     """
     if privacy is None:
         return
+    if not privacy.noise:
+        raise ValueError(
+            "privacy.noise is 0, so epsilon is infinite; a deployment needs noise above 0, or "
+            "privacy.unit='none'"
+        )
     for field in HIDDEN_SCORES[privacy.unit]:
         section, name = field.split(".")
         if value := getattr(getattr(config, section), name):
@@ -168,7 +173,8 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
     """
     if noise is None:
         return (), None
-    count = read_ledger(noise.path).get(noise.name, 0) + noise.count_per_draw
+    numbers = read_ledger(noise.path)
+    count = numbers.get(noise.name, 0) + noise.count_per_draw
     epsilon = noise.epsilon(count)
     # not `>`: a NaN limit allows nothing
     if not epsilon <= noise.max_epsilon:
@@ -177,32 +183,8 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
             f"{noise.max_epsilon:g}"
         )
     # count before there is a secret: nothing that is made with it can leave uncounted
-    add_to_ledger(noise.path, noise.name, noise.count_per_draw)
+    _write_ledger(noise.path, numbers | {noise.name: count})
     return np.array(noise.entropy(), np.uint32), epsilon
-
-
-def add_to_ledger(path: Path, name: str, increment: int) -> int:
-    """Adds to a number in a ledger, a small file about the messages that one side has sent.
-
-    The numbers outlive the program, and counts never decrease. Only one process writes a ledger:
-    the command locks its folder.
-
-    Args:
-      path: the file.
-      name: name of the number, which is 0 at first.
-      increment: number to add.
-
-    Returns:
-      The new number, already on disk.
-
-    Raises:
-      ValueError, OSError: the file is not a ledger, is missing beside states, or cannot be
-        written. One line.
-    """
-    numbers = read_ledger(path)
-    numbers[name] = numbers.get(name, 0) + increment
-    _write_ledger(path, numbers)
-    return numbers[name]
 
 
 def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, list[str]]:
@@ -217,7 +199,7 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
       exceeds `FAR_EPSILON` times the median.
 
     Raises:
-      ValueError, OSError: as for `add_to_ledger`.
+      ValueError, OSError: as for `read_ledger`, or it cannot be written.
     """
     before, last = read_ledger(path), {}
     for client, epsilon in epsilons.items():
@@ -234,7 +216,13 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
 
 
 def read_ledger(path: Path) -> dict[str, Any]:
-    """Reads a ledger's numbers by name, {} before anything is sent; raises as `add_to_ledger`."""
+    """Reads a ledger's numbers by name, {} before anything is sent.
+
+    They outlive the program, and counts never decrease.
+
+    Raises:
+      ValueError, OSError: the file is not a ledger, or is missing beside states. One line.
+    """
     if not path.exists():
         if _has_states(path.parent):
             raise ValueError(

@@ -143,6 +143,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("scoring.adapt_epochs", config.scoring.adapt_epochs or 0, 0),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("time_stages", config.time_stages, False),
+        ("track", config.track, ()),
         ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),
     ):
         if value != required:

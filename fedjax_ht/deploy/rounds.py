@@ -125,7 +125,9 @@ def serve(
         transport.tell(f"{plan.label}: continues after round {state.round}")
     divergence = Divergence(made.federation.num_classes, history)
     records = _Records(made, checkpointer, workdir, divergence)
-    _, (history,) = run_each(
+    if state is not None:
+        records.saved = int(state.round)
+    (state,), (history,) = run_each(
         [rounds],
         config.rounds,
         [state],
@@ -136,7 +138,7 @@ def serve(
         only=evaluated_clients(config),
         ending=ending_of(config),
     )
-    write_runs([history], workdir)
+    records.finish(state, history)
     if config.give_up and (silence := why_silent(plan.label, [history], config.give_up)):
         raise DeploymentEnded(silence)
     with atomic_open(workdir / "summary.md") as file:
@@ -159,6 +161,7 @@ class _Records:
       notes: the notes on clients that were already reported.
       num_written: number of rows in the tables.
       is_due: True if a checkpoint must be written.
+      saved: round of the newest checkpoint, -1 without one.
       failures: number of consecutive rounds after which something could not be written.
     """
 
@@ -169,6 +172,7 @@ class _Records:
     notes: Notes = dataclasses.field(default_factory=Notes)
     num_written: int = 0
     is_due: bool = False
+    saved: int = -1
     failures: int = 0
 
     def show(self, row: Row) -> None:
@@ -183,11 +187,15 @@ class _Records:
         for line in self.notes.of(self.server.plan.label, row):
             self.server.transport.tell(f"round {row['round']}: {line}")
         self.server.transport.audit("round", **{name: row[name] for name in AUDITED if name in row})
-        is_last = state.round == config.rounds
-        self.is_due |= is_last or state.round % config.checkpoint.every == 0
-        while not self._written(state, history) and is_last:
-            time.sleep(RETRY_SECONDS)
+        self.is_due |= state.round % config.checkpoint.every == 0
+        self._written(state, history)
         return False
+
+    def finish(self, state: SimulationState, history: list[Row]) -> None:
+        """Saves the last state, also of a run that ended before its last round."""
+        self.is_due = int(state.round) != self.saved
+        while not self._written(state, history):
+            time.sleep(RETRY_SECONDS)
 
     def _written(self, state: SimulationState, history: list[Row]) -> bool:
         """Writes the due files; returns whether it succeeded, and raises after `MOST_FAILURES`."""
@@ -196,7 +204,7 @@ class _Records:
                 self.checkpointer.save(state, history)
                 self.server.transport.audit("saved", round=state.round)
                 self.server.saved.append(state.last_round)
-                self.is_due = False
+                self.is_due, self.saved = False, int(state.round)
             self.num_written = write_runs([history], self.workdir, self.num_written)
         except OSError as error:
             self.num_written = 0  # some tables may have the rows already: all are written again

@@ -95,7 +95,8 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
         )
     if absent := sorted(set(headers) - set(present)):
         transport.tell(f"continuing without {named(absent)}: unreachable")
-    for client, header in (*headers.items(), *present.items()):
+    # A client that has changed since the run began is left out of its rounds, and ends no run.
+    for client, header in headers.items():
         _refuse_unlike(client, header, headers[0])
     if not known:
         write_clients(folder / CLIENTS_FILE, headers)
@@ -197,7 +198,7 @@ class Server(NamedTuple):
       pretrained: `Pretrained.variables` of the method, on its device.
       public: the public set, on the server's device; None for methods that read none.
       noise: noise that the server adds itself; None if it adds none.
-      ledger: file about what was sent under noise, see `noise.add_to_ledger`.
+      ledger: file about what was sent under noise, see `noise.read_ledger`.
       saved: `last_round` of each kept checkpoint, int32 [num_clients].
       transport: the functions that carry messages to clients.
     """

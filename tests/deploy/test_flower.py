@@ -44,7 +44,10 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node():
     assert lines[1:] == ["node 12 (client 1) is left out: client 1 is already connected"]
     assert sorted(exchange({0: train, 7: train}, {})) == [0]
     del link.nodes[11]
-    assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 0 has disconnected"
+    assert sorted(meet(hello, 0)) == [1] and lines[2] == "client 0 has disconnected"
+    assert lines[3:] == lines[1:2]  # whoever was refused is asked again, once
+    del link.nodes[13]  # that of client 1's process before the last
+    assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 1 has disconnected"
 
 
 def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():

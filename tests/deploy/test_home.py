@@ -106,10 +106,16 @@ HERE = "--superlink=127.0.0.1:1"
             "--insecure is only for this machine",
         ),
         ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
+        ([*CLIENT, "--superlink=::1:8000"], "--superlink is '::1:8000'; it must be HOST:PORT"),
+        (
+            [*CLIENT[:-1], "--data=csv:x.csv", HERE, "--insecure", "--config.dataset.label=y"],
+            "dataset.label is 'y', which a client does not read by; write its samples with",
+        ),
+        ([*SERVER, "--insecure", "--most_epsilon=1"], "--most_epsilon is a limit of clients"),
         ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
         ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public keys"),
     ],
-    ids=["data", "far", "certificates", "open", "keys"],
+    ids=["data", "far", "certificates", "address", "fields", "epsilon", "open", "keys"],
 )
 def test_wrong_flags_end_in_one_line(deploy, tmp_path, arguments, line):
     """The method computes where it is made, before it could fail."""

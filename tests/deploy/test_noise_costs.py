@@ -14,7 +14,6 @@ from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.noise import (
     LEDGER_FILE,
     SECRET_WORDS,
-    add_to_ledger,
     draw,
     fresh_secret,
     read_ledger,
@@ -140,13 +139,15 @@ def test_an_answer_counts_before_it_is_made(private_federation, train_request, t
 
 def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
     path = tmp_path / "a" / LEDGER_FILE
-    counts = [add_to_ledger(path, name, by) for name, by in (("x", 2), ("y", 1), ("x", 3))]
-    assert counts == [2, 1, 5]
-    assert json.loads(path.read_text()) == {"x": 5, "y": 1}
+    noises = [update_noise(Privacy("upload", 1.0, 2.0), True, path, fixed) for _ in range(2)]
+    noises[1] = noises[1]._replace(name="y", count_per_draw=3)
+    for i in (0, 1, 0, 1):
+        draw(noises[i])
+    assert json.loads(path.read_text()) == {noises[0].name: 2, "y": 6}
     for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}', "[" * 100_000, *HUGE):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="is damaged: without its count of noisy answers"):
-            add_to_ledger(path, "x", 1)
+            draw(noises[0])
 
 
 def test_a_client_that_says_too_much_is_told_of_and_its_last_word_counts(tmp_path):
@@ -177,7 +178,7 @@ def test_a_missing_count_is_not_begun_anew(private_federation, train_request, tm
         with pytest.raises(ValueError, match=r"told\.json is missing, but .* so epsilon is"):
             server_of(private_federation(unit)[0], {}, folder)
         with pytest.raises(ValueError, match="is missing"):
-            add_to_ledger(folder / LEDGER_FILE, "x", 1)
+            read_ledger(folder / LEDGER_FILE)
 
 
 def test_epsilon_of_noise(tmp_path):
@@ -212,6 +213,9 @@ def test_options_that_need_hidden_scores_are_refused(unit, field, value):
     make_plan(config)
     config.update({field: value})
     with pytest.raises(ValueError, match=f"{field} is {value}, but with privacy.unit='{unit}'"):
+        make_plan(config)
+    config.update({"privacy.noise": 0.0})
+    with pytest.raises(ValueError, match=r"^privacy\.noise is 0, so epsilon is infinite"):
         make_plan(config)
 
 
