@@ -209,7 +209,9 @@ def train(
         return trainer(training, loss_fn, params, stats, data, key, num_classes, split)
     source, size = data.splits[split], training.batch_size
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
-    shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
+    shuffle_key, _, loss_key = jax.random.split(key, 3)
+    # Methods take `fold_in(key, 1)`, which is the second of these, for a phase of their own.
+    augment_key = jax.random.fold_in(key, 3)
     black = getattr(data.preprocess, "black", 0.0)
     start, steps = _first_batch(training, data, per_epoch), num_steps(training, source.count)
     if epochs is not None:

@@ -29,6 +29,7 @@ from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.methods.fedpac import onto_simplex
 from fedjax_ht.methods.shared.architectures import (
     init_parts,
     joined,
@@ -57,14 +58,6 @@ class Uplink(NamedTuple):
 
     params: PyTree
     loss: jax.Array
-
-
-def onto_simplex(values: jax.Array) -> jax.Array:
-    """Projects float [N] onto the simplex, in Euclidean distance."""
-    falling = -jnp.sort(-values)
-    above = (jnp.cumsum(falling) - 1) / jnp.arange(1, len(values) + 1)
-    last = jnp.sum(falling > above) - 1
-    return jnp.maximum(values - above[last], 0)
 
 
 @checked
@@ -99,7 +92,7 @@ def agnostic(
             raised = set_rows(raised, uploads, own + rate * uploads.uplink.loss, counted > 0)
         moved = (raised != server.shares).any()
         # without a move, another projection would only round
-        shares = select(moved, onto_simplex(raised), server.shares)
+        shares = select(moved, onto_simplex(raised, jnp.ones(len(raised), bool)), server.shares)
         return Server(models, shares), {"largest_share": shares.max()}
 
     return Method(

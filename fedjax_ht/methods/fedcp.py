@@ -118,9 +118,6 @@ def fedcp(
             "context": jax.random.uniform(context_key, (bucket.feature_dim,)),
         }
 
-    def broadcast(federation, bucket, server, ctx):
-        return architectures.part_for(federation, bucket, server)
-
     def receive(bucket, client, downlink, data, ctx):
         first, own = ctx.info.last_round < 0, client["params"]["head"]
         context = jnp.where(first, client["context"], context_of(bucket, own))
@@ -151,9 +148,6 @@ def fedcp(
         client = client | {"params": model, "stats": result.stats, "policy": policy}
         return client, ModelUplink(sent, sent_samples(ctx, weighting)), {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        return architectures.mean_parts(federation, server, received), {}
-
     def predict(bucket, client, downlink, x, mask):
         rows = own_features(bucket, client, x, mask)
         shares = shares_of(client["policy"], rows, client["context"])
@@ -166,10 +160,10 @@ def fedcp(
         needs=Needs(classes=False),
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
+        broadcast=architectures.send_model,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=architectures.average_models,
         predict=predict,
         wire=Wire(server_reads="sums"),
     )

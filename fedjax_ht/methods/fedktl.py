@@ -14,7 +14,7 @@
 
 Settled here:
 * Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels
-  and F's steps then depend on the scale of w; latents="spread" takes that out (`generators.units`).
+  and F's steps then depend on the scale of w; latents="spread" takes that out (`shared.units`).
 * F's batch norm uses the statistics of the current prototypes, also when it makes Qbar. Running
   statistics would lag behind by many standard deviations.
 * F's range is the ball about W's mean that holds a thousand valid latents: latents outside are
@@ -127,7 +127,7 @@ def fedktl(
       variant: form of the method, the paper's or the released code's; see the module's docstring
         for their differences.
       latents: "raw", as the generator has them, or in units of their "spread", see
-        `generators.units`.
+        `shared.units`.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
       mse_weight: lambda; 0 is ablation "-L_MSE".
       mmd_weight: weight of L_MMD; 0 is ablation "-L_MMD".

@@ -20,7 +20,8 @@ Settled here:
   gradient is taken. Rows that are 0 are not sent and count in no mean, as in the released code.
   These are rows of classes outside of B, and of samples without a gradient through their features.
 * The first `warmup` rounds train V alone, and clients do not change. They count as rounds, as in
-  the released code. The virtual step ignores `schedule`, momentum and clipping.
+  the released code. The virtual step has the rate of plain SGD in this round, with `schedule` and
+  without momentum; a clip below 1 scales it.
 * A client with samples for the quiz alone cannot send g, and trains on all of them. The released
   code stops with an error.
 * eta_s is 0.1 for logits and 100 for features, as in the authors' script; their program's default

@@ -124,5 +124,5 @@ def fedproto(
         predict=prototypes.scores,
         rules=prototypes.RULES,
         view=View(prototypes=published),
-        wire=Wire(server_reads="sums"),
+        wire=Wire(server_reads="sums", counts="steps" if while_training else "samples"),
     )

@@ -24,4 +24,4 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @documented_by(partial_training)
 def fedrolex(training: LocalTraining, **options) -> Method:
     """Makes FedRolex; options as for `shared.partial_training.partial_training`."""
-    return partial_training("fedrolex", "rolling", training, **options)
+    return partial_training("fedrolex", "rolling", training, False, **options)

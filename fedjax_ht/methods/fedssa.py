@@ -60,7 +60,7 @@ from fedjax_ht.core.method import Method, View, Wire, init_model
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods.shared.averaging import set_rows
+from fedjax_ht.methods.shared.averaging import client_weights, set_rows
 from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
@@ -239,8 +239,8 @@ def fedssa(
             values, sent = uplink, (uplink != 0).any(-1)
         else:
             values, sent = uplink.values, uplink.mask
-        # [P, C, K + 1], [P, C]
-        values, present = jnp.where(sent[..., None], values, 0), sent & joined.arrived[:, None]
+        present = sent & (client_weights(joined) > 0)[:, None]  # [P, C]
+        values = jnp.where(sent[..., None], values, 0)  # [P, C, K + 1]
         # A client that is absent, or has no samples and so no rows, keeps what it uploaded before.
         heard = present.any(1)
         held, newest = (), ()

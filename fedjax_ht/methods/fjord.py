@@ -36,6 +36,7 @@ from jax import lax
 from fedjax_ht.check.options import Part, Within, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, logits
+from fedjax_ht.core.contract import keeps_statistics
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
@@ -125,6 +126,11 @@ def fjord(
                 "'rate'; add one, as in fl.models.ConvNet"
             )
         drawn_from = widths_in(federation)
+        if keeps_statistics(federation.server_model) and 1.0 not in drawn_from:
+            raise ValueError(
+                "fjord scores the whole network, whose batch statistics no client of rate 1 keeps; "
+                "add such a client, or use another norm"
+            )
         for bucket in federation.buckets:
             if bucket.width not in drawn_from:
                 raise ValueError(

@@ -87,6 +87,7 @@ def gpfl(
       weighting: weights of the means: numbers of training samples, or equal weights.
     """
     decayed = optax.chain(optax.add_decayed_weights(mu), training.optimizer)
+    averaged = architectures.share_extractors()
     recipe = in_parts(training, {"model": training.optimizer, "shared": decayed})
 
     def init_server(federation, key):
@@ -104,9 +105,6 @@ def gpfl(
         shared = init_shared(jax.random.fold_in(ctx.key, 1), bucket.num_classes, bucket.feature_dim)
         nothing = jnp.zeros(bucket.feature_dim)
         return init_variables(bucket, ctx.key) | shared | {"global": nothing, "personal": nothing}
-
-    def broadcast(federation, bucket, server, ctx):
-        return architectures.part_for(federation, bucket, server, part=architectures.extractor)
 
     def receive(bucket, client, downlink, data, ctx):
         first = ctx.info.last_round < 0
@@ -150,11 +148,6 @@ def gpfl(
             {"loss": result.loss},
         )
 
-    def server_update(federation, server, received, ctx):
-        return architectures.mean_parts(
-            federation, server, received, part=architectures.extractor
-        ), {}
-
     def personal_features(bucket, client, x, mask):
         return valve(client["valve"], own_features(bucket, client, x, mask), client["personal"])
 
@@ -167,10 +160,10 @@ def gpfl(
         training=training,
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
+        broadcast=averaged.broadcast,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=averaged.server_update,
         predict=predict,
         wire=Wire(server_reads="sums"),
         view=View(features=personal_features),

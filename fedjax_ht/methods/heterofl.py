@@ -22,4 +22,4 @@ from fedjax_ht.methods.shared.partial_training import partial_training
 @documented_by(partial_training)
 def heterofl(training: LocalTraining, **options) -> Method:
     """Makes HeteroFL; options as for `shared.partial_training.partial_training`."""
-    return partial_training("heterofl", "static", training, **options)
+    return partial_training("heterofl", "static", training, False, **options)

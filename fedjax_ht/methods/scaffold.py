@@ -84,9 +84,6 @@ def scaffold(
         client = init_variables(bucket, ctx.key)
         return client | {"control": jax.tree.map(jnp.zeros_like, client["params"])}
 
-    def broadcast(federation, bucket, server, ctx):
-        return architectures.part_for(federation, bucket, server)
-
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params}
 
@@ -95,12 +92,13 @@ def scaffold(
         corrected = train_corrected(training, lambda params: correction)
         trained, result = train_model(corrected, bucket, client, data, ctx)
         steps = num_steps(training, data.splits["train"].count)
-        length = jnp.maximum(steps, 1) * learning_rate(training, data)
+        length = steps * learning_rate(training, data)
         params = jax.tree.map(jnp.subtract, trained["params"], downlink.params)
 
         def control_change(shift, way):
-            # c_i' - c_i = -c - (w_i - w) / (T eta); a client that took no step changes nothing.
-            return jnp.where(steps > 0, -shift - way / length, 0)
+            # c_i' - c_i = -c - (w_i - w) / (T eta); a client that did not move changes nothing.
+            moves = length > 0
+            return jnp.where(moves, -shift - way / jnp.where(moves, length, 1), 0)
 
         control = jax.tree.map(control_change, downlink.control, params)
         trained |= {"control": jax.tree.map(jnp.add, client["control"], control)}
@@ -126,7 +124,7 @@ def scaffold(
         needs=Needs(classes=False),
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
+        broadcast=architectures.send_model,
         receive=receive,
         client_update=client_update,
         server_update=server_update,

@@ -176,6 +176,8 @@ class _StandIn:
         out = loss_fn(params, stats, Batch(x, labels, jnp.ones(1, bool)), key)
         if out.rows is not None:
             raise ValueError(f"{self._refusal} send sums over samples by class, without noise")
+        if jax.tree.leaves(stats):
+            raise ValueError(f"{self._refusal} keep running statistics of samples, without noise")
         params = jax.tree.map(lambda x: x + out.value, params)
         return TrainingResult(params=params, stats=stats, loss=out.value, class_sums=None)
 

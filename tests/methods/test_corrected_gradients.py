@@ -49,6 +49,9 @@ def test_scaffolds_learning_rate_is_that_of_the_round():
     _, _, uplink, _ = play(scaffold(halved), state(control=C_OWN), Pair(W, C))
     _, change = reference.scaffold(FLAT["w"], FLAT["c"], FLAT["o"], BATCHES, LR / 2)
     check_model(uplink.control, change)
+    at_the_end = dataclasses.replace(TRAINING, schedule=lambda round: 0.0)
+    _, _, uplink, _ = play(scaffold(at_the_end), state(control=C_OWN), Pair(W, C))
+    assert not any(x.any() for x in jax.tree.leaves(uplink))
 
 
 @pytest.mark.parametrize(

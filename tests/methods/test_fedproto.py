@@ -63,6 +63,14 @@ def test_a_server_averages_by_class(name):
     tiny.check_equal(served(method, FEDERATION, stale, idle)[0], stale)
 
 
+def test_sums_while_training_count_steps():
+    forms = {variant: fedproto(TRAINING, variant=variant).wire for variant in ("paper", "released")}
+    assert {name: wire.counts for name, wire in forms.items()} == {
+        "paper": "samples",
+        "released": "steps",
+    }
+
+
 def test_mean_by_class_normalises_any_weights():
     values = np.random.default_rng(0).normal(size=(2, 1, K)).astype(np.float32)
     want = (values[0, 0] + 3 * values[1, 0]) / 4

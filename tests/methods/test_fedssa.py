@@ -99,6 +99,15 @@ def test_without_semantics_everybody_owns_every_class():
     np.testing.assert_allclose(got, OLD + mu * theta, rtol=1e-5, atol=1e-6)
 
 
+def test_without_semantics_a_client_without_samples_owns_no_class():
+    method, everybody = fedssa(TRAINING, semantic=False), np.ones(C, bool)
+    rows = np.random.default_rng(0).normal(size=(2, *OLD.shape)).astype(np.float32)
+    uplinks = {i: Masked(rows[i], everybody) for i in (0, 1)}
+    received = tiny.receive(uplinks, tiny.ORDER, samples={1: 0})
+    new, _ = served(method, FEDERATION, first_server(method), received)
+    np.testing.assert_allclose(new.rows, rows[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("decay", ["cosine", "linear", "step"])
 def test_stabilisation_and_its_growth(decay):
     if decay == "cosine":

@@ -145,6 +145,9 @@ def test_federations_that_do_not_fit_are_refused():
         fjord(TRAINING, widths=(0.25, 1.0)).check(FEDERATION)
     fjord(TRAINING, widths=(0.25, 0.5, 0.75, 1.0)).check(FEDERATION)
     whole = FEDERATION.global_model
+    halves = make_sliced_federation(normed, (0.5, 0.5), SHAPE, C)
+    with pytest.raises(ValueError, match=r"^fjord scores the whole network, whose batch stat.*$"):
+        fjord(TRAINING).check(halves)
     linear = dataclasses.replace(whole, module=whole.module.clone(base=tiny.Flat(3)))
     with pytest.raises(ValueError, match=r"^fjord slices .* has no field 'rate'; .*$"):
         fjord(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))

@@ -16,7 +16,8 @@ TWICE = "do not train once a round"
 TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
     (("", "", "a step of perfedavg compares samples"), "perfedavg"),
-    (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl feddbe fedcp"),
+    (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl fedcp"),
+    (("", "", "keep running statistics of samples"), "feddbe"),
     # by default FIARSE chooses entries by the server's model, which is no secret
     (("", "", ""), "fiarse fedbabu"),
     (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm pfedme"),

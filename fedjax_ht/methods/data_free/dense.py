@@ -85,7 +85,8 @@ def losses(
       recipe: options of the server's training; counts="none" is the plain mean and uniform labels,
         other counts weigh as DFRD does.
       b_adv, b_bn: weights of the generator's terms L_adv and L_bn.
-      adversarial: L_adv of DFRD's code ("dfrd") or of DENSE's ("own").
+      adversarial: L_adv of DFRD's code ("dfrd") or of DENSE's ("own"), which has no temperature,
+        order, student's path, selection and normaliser.
       selection: samples of L_adv, see `losses.distillation.Selection`.
       normaliser: divisor of L_adv, see `losses.distillation.Normaliser`.
     """

@@ -253,12 +253,13 @@ def image_source(
         label_shares = jnp.where(pool.count > 0, label_shares, 0)
 
     def images_of(generator, noise, labels, key) -> Generated:
+        # `draw` splits the key in two, which are `fold_in` of 0 and 1.
         if recipe.images == "real":
-            images = draw_real(jax.random.fold_in(key, 1), data, pool, labels)
+            images = draw_real(jax.random.fold_in(key, 2), data, pool, labels)
             return Generated(images, noise, ())
         if recipe.images == "noise":
             shape = (recipe.batch_size, *federation.server_model.input_shape)
-            return Generated(jax.random.normal(jax.random.fold_in(key, 1), shape), noise, ())
+            return Generated(jax.random.normal(jax.random.fold_in(key, 2), shape), noise, ())
         return module.apply(generator, noise, labels, False)
 
     def batch_of(generator, key):
