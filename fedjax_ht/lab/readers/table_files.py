@@ -215,7 +215,7 @@ def _text(file: Path, are_texts: bool) -> _Text:
     content = content.removeprefix(codecs.BOM_UTF8)
     if are_texts:
         return _Text(content, "\t" if ".tsv" in file.suffixes else ",")
-    head = (content[:_HEAD].splitlines() or [b""])[0].decode(errors="replace")
+    head = (content[:_HEAD].lstrip(b"\r\n").splitlines() or [b""])[0].decode(errors="replace")
     return _Text(content, max(",;\t", key=head.count))
 
 

@@ -50,11 +50,11 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
         is_level = score.is_share and lead.interval.mean < LEVEL
         state = "level" if is_level else "not told apart"
         value = f"{score.before}{means[best]:{score.short}}{score.unit}, difference {points}"
-        return f"{best} and {beside} are {state}: {value}, {ahead}{lead.evidence}."
+        return f"{best} and {beside} are {state}: {value}, {ahead}{lead.evidence(score)}."
     if beside == baseline or len(means) == 2:
-        return f"{best} is ahead of {beside} by {points}{score.points}, {lead.evidence}."
+        return f"{best} is ahead of {beside} by {points}{score.points}, {lead.evidence(score)}."
     others = f"all others, and of {beside} by {points}{score.points}"
-    return f"{best} is ahead of {others}, {lead.evidence}."
+    return f"{best} is ahead of {others}, {lead.evidence(score)}."
 
 
 def reached(histories: Mapping[str, Runs]) -> str:

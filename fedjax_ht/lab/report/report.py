@@ -79,7 +79,7 @@ def late(runs: Runs) -> Iterator[str]:
     rows = reporting(merged(runs), "late")
     if rows:
         clients = named(sorted(set().union(*values(rows, "late"))))
-        used = values(merged(runs), "arrived_late")
+        used = any(values(merged(runs), "arrived_late"))
         outcome = "arrived in a later round" if used else "were lost"
         yield f"uploads of {clients} came after the deadline {in_rounds(rows)} and {outcome}"
 

@@ -251,7 +251,8 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
 def further_metrics(histories: Mapping[str, Runs], score: Score) -> list[str]:
     """Returns the names of a task's metrics, except its score, with pooled values in the rows."""
     names = dict.fromkeys(itertools.chain(*rows_of_all(histories)))
-    return [name for name in names if f"{name}_pooled" in names and name != score.key]
+    shown = {score.key, MACRO_F1, AUC}  # the latter two have columns of their own
+    return [name for name in names if f"{name}_pooled" in names and name not in shown]
 
 
 def mean_bytes(rows: Sequence[Row], *ways: str) -> float:

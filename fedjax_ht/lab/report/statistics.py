@@ -68,20 +68,19 @@ class Difference(NamedTuple):
         """True if one entry leads the other.
 
         False if the interval includes 0, or without an interval if some trial is not ahead. Also
-        False if the mean difference is below `least`, which tables show as 0.
+        False if the mean difference is below `least`, which headlines show as 0.
         """
         mean, low, _ = self.interval
         return mean >= self.least and (self.ahead == self.trials if math.isnan(low) else low > 0)
 
-    @property
-    def evidence(self) -> str:
-        """The trials in words: "in 5 of 6 trials (95 % interval 0.4 to 4.9)"."""
+    def evidence(self, score: Score) -> str:
+        """Returns the trials in words: "in 5 of 6 trials (95 % interval 0.4 to 4.9)"."""
         if self.trials == 1:
             return "in one trial"
         _, low, high = self.interval
         interval = f"{self.trials} trials: no interval"
         if not math.isnan(low):
-            interval = f"95 % interval {low:.1f} to {high:.1f}"
+            interval = f"95 % interval {low:{score.short}} to {high:{score.short}}"
         return f"in {self.ahead} of {self.trials} trials ({interval})"
 
 

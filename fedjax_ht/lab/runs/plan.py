@@ -200,6 +200,11 @@ def settle(
       ImportError: the config has privacy, but the accountant is not installed. One line.
     """
     config = with_names(typed_config(config), dataset, models, methods)
+    # All options, as the run's folder records them.
+    split = config.partition
+    defaults = {name: x.default for name, x in partition_options(split.kind).items()}
+    split = dataclasses.replace(split, options=defaults | dict(split.options))
+    config = dataclasses.replace(config, partition=split)
     check_together(config)
     entries = entries_of(config)
     configs = [as_run(entry, config) for entry in entries]

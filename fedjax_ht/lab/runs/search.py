@@ -262,7 +262,8 @@ def table(result: SearchResult) -> str:
     rounds, score = sorted(result.scores), result.score
 
     def rank(label: str) -> list[float]:
-        return [-result.scores[r].get(label, -math.inf) for r in reversed(rounds)]
+        scores = [result.scores[r].get(label, math.nan) for r in reversed(rounds)]
+        return [math.inf if math.isnan(score) else -score for score in scores]
 
     def cell(scores: Mapping[str, float], label: str) -> str:
         if label not in scores:
@@ -280,7 +281,8 @@ def table(result: SearchResult) -> str:
 def budget(config: Config, points: int, halvings: int) -> str:
     """Describes the cost of a search."""
     trained = rounds_trained(points, rungs(config.rounds, halvings))
-    splits = "1 split" if config.trials == 1 else f"{config.trials} splits"
+    count = config.trials if config.partition.per_trial else 1
+    splits = "1 split" if count == 1 else f"{count} splits"
     return (
         f"{points} settings, {trained} rounds of training, by validation on {splits} of seed "
         f"{config.partition.seed}, seed {config.seed}"

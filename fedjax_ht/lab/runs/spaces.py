@@ -77,7 +77,8 @@ def grid(space: Space) -> list[Point]:
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
     """Returns `count` points of a Latin hypercube, which covers each setting's range evenly.
 
-    A pure function of its arguments. Values have two significant digits, for readable labels.
+    A pure function of its arguments. Values have two significant digits, for readable labels, or
+    as many as keep them in their range.
     """
     rng = np.random.default_rng(seed)
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
@@ -94,7 +95,11 @@ def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
         number = math.exp(low + share * (high - low))
     else:
         number = values.low + share * (values.high - values.low)
-    return f"{float(f'{number:.2g}'):g}"
+    for digits in range(2, 17):  # more where two leave the range
+        text = f"{float(f'{number:.{digits}g}'):g}"
+        if values.low <= float(text) <= values.high:
+            return text
+    return repr(number)
 
 
 def points_of(entry: str, space: Space, draws: int | None) -> list[str]:

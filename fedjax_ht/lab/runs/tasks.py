@@ -328,7 +328,8 @@ def train_on(
 def note_runs(folder: Path, outcomes: Sequence[Outcome | None]) -> None:
     """Writes the rows of an entry's runs so far, and records its rounds and programs.
 
-    Runs without an outcome keep the rows that were written before.
+    Runs without an outcome keep the rows that were written before. All are written up to the same
+    round, since reports compare them round by round.
     """
     before = {run[0]["trial"]: run for run in read_runs(folder)}
     runs, programs = [], {}
@@ -338,6 +339,7 @@ def note_runs(folder: Path, outcomes: Sequence[Outcome | None]) -> None:
         if outcome is not None:
             programs = programs or outcome.programs
     if any(runs):
-        write_runs(runs, folder)
-    if all(runs):
-        remember_rounds(folder, min(rows[-1]["round"] for rows in runs), programs)
+        reached = min(rows[-1]["round"] for rows in runs if rows)
+        write_runs([[row for row in rows if row["round"] <= reached] for rows in runs], folder)
+        if all(runs):
+            remember_rounds(folder, reached, programs)

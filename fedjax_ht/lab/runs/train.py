@@ -321,10 +321,11 @@ def train_and_evaluate(
 
     These are metrics, checkpoints, tables, plots and a report.
 
-    Each trial has its own split. Under `jax.distributed` every process makes the same call, and the
-    first one writes; all must see `workdir`. A second call with the same config or objects resumes
-    the run, in any process. SIGINT and SIGTERM finish the round, save, and raise `Interrupted`. A
-    finished run in a read-only folder only shows its result.
+    Trials share a split, or have one each with `partition.per_trial`. Under `jax.distributed` every
+    process makes the same call, and the first one writes; all must see `workdir`. A second call
+    with the same config or objects resumes the run, in any process. SIGINT and SIGTERM finish the
+    round, save, and raise `Interrupted`. A finished run in a read-only folder only shows its
+    result.
 
     Args:
       experiment: the config of the run, such as `fedjax_ht.base_config()`, or the result of

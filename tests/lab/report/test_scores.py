@@ -40,7 +40,7 @@ def test_lower_errors_lead():
     histories = entries(41.0, 42.0, 43.0, 44.0)
     assert ranking(histories) == ["fedper", "local"]
     assert headline(histories, "local") == (
-        "fedper is ahead of local by 13 of RMSE, in 4 of 4 trials (95 % interval 13.0 to 13.0)."
+        "fedper is ahead of local by 13 of RMSE, in 4 of 4 trials (95 % interval 13 to 13)."
     )
     text = differences_to("local", histories).markdown()
     assert "better than local by" in text and "+13 (+13 to +13) | 4 of 4" in text
@@ -66,9 +66,10 @@ def test_further_metrics_have_columns():
 def test_a_multi_label_run_has_its_metrics_in_percent_and_its_new_clients():
     row = {"round": 1, "trial": 0, "score": "micro_f1", "better": "higher", "micro_f1": 0.5}
     row |= {"micro_f1_std": 0.1, "micro_f1_worst10": 0.4, "micro_f1_pooled": 0.5, "map": 0.25}
+    row |= {"macro_f1": 0.4, "macro_f1_pooled": 0.4}
     row |= {"map_pooled": 0.3, "new_micro_f1": 0.125, "clients": [0.4, 0.6]}
     text = run_results({"a": [[row]]}).markdown()
     assert "| method | micro F1 % | mAP % | new clients |" in text
-    assert "| a | 50.00 | 25.00 | 12.50 |" in text
+    assert "| a | 50.00 | 25.00 | 12.50 |" in text and text.splitlines()[0].count("macro") == 1
     del row["new_micro_f1"]
     assert "new clients" not in run_results({"a": [[row]]}).markdown()

@@ -18,6 +18,7 @@ from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.runs import search
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import (
+    SearchResult,
     better_half,
     fairly_tuned,
     families,
@@ -52,6 +53,16 @@ def test_draws_are_spread_over_a_range_and_always_the_same():
     assert sorted(float(p["mu"]) for p in points)[0] < 0.13
     assert sum(p["decay"] == "cosine" for p in points) == 4
     assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
+    # two digits of 0.998 would be 1, and of 0.0152 below the range
+    for low, high, kind in ((0.9, 0.999, "uniform"), (0.0151, 0.0154, "log")):
+        values = [float(p["m"]) for p in draw(parse_space([f"m={kind}:{low}:{high}"]), 10)]
+        assert all(low <= value <= high for value in values)
+
+
+def test_points_that_are_not_finite_come_last():
+    result = SearchResult("c", {4: {"b": 0.5, "d": math.nan, "c": 0.9}})
+    labels = [line.split(" | ")[0].strip("| ") for line in table(result).splitlines()[2:]]
+    assert labels == ["c", "b", "d"]
 
 
 @pytest.mark.parametrize(
