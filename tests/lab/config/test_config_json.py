@@ -80,7 +80,7 @@ def marker(tmp_path, monkeypatch):
 def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
     folder = folder_with(tmp_path, **NAMING_CODE[place])
     for call in (evaluate.load_run, report.report_run):
-        with refused(r"names spy_of_a_run:make, .* with --trust,") as error:
+        with refused(r"names spy_of_a_run:make, .* with --trust \(trust=True") as error:
             call(folder)
         assert str(marker.parent) in str(error.value)
     assert not marker.exists()

@@ -60,7 +60,7 @@ def test_a_run_of_objects_is_the_run_of_their_names(config, begun, tmp_path, bla
     [
         ("methods", r"holds a run with another object:local \(SHA-256 \w+ there, \w+ here\);"),
         ("models", r"holds a run with another object:mlp_narrow\+mlp_wide "),
-        ("dataset", r"holds a run on other inputs or labels than object:\S+ has now "),
+        ("dataset", r"holds a run on other inputs, labels or targets than object:\S+ has now "),
         ("rate", r"another config \(local\.training\.optimizer: 'object:\w+' there, 'object:"),
     ],
 )
