@@ -95,8 +95,7 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
         )
     if absent := sorted(set(headers) - set(present)):
         transport.tell(f"continuing without {named(absent)}: unreachable")
-    # A client that has changed since the run began is left out of its rounds, and ends no run.
-    for client, header in headers.items():
+    for client, header in (*headers.items(), *present.items()):
         _refuse_unlike(client, header, headers[0])
     if not known:
         write_clients(folder / CLIENTS_FILE, headers)
