@@ -1,4 +1,4 @@
-"""What the scripts of all simulators share: arguments, CPU seconds of a round, and the answer.
+"""Parts that the scripts of all simulators share: arguments, CPU seconds, and the answer.
 
 Imports NumPy alone.
 

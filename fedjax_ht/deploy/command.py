@@ -36,6 +36,7 @@ from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.sections import Config, DatasetConfig
 from fedjax_ht.lab.readers.description import describe
 from fedjax_ht.lab.runs.folder import locked
+from fedjax_ht.lab.runs.objects import READ_BY
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.processes import check_port, use_all_cores
 from fedjax_ht.lab.runs.run import configured
@@ -236,15 +237,7 @@ def _check_superlink(superlink: str) -> None:
 def _check_read(samples: str, dataset: DatasetConfig) -> None:
     """Rejects fields that change samples, unless `split` wrote these, and so has applied them."""
     default = DatasetConfig()
-    for name in (
-        "label",
-        "features",
-        "group",
-        "text_length",
-        "tokenizer",
-        "standardise",
-        "classes",
-    ):
+    for name in (*READ_BY, "text_length", "tokenizer", "standardise", "classes"):
         value = getattr(dataset, name)
         if value != getattr(default, name) and not samples.startswith("npz:"):
             raise ValueError(

@@ -124,9 +124,8 @@ def serve(
     if state is not None and history:
         transport.tell(f"{plan.label}: continues after round {state.round}")
     divergence = Divergence(made.federation.num_classes, history)
-    records = _Records(made, checkpointer, workdir, divergence)
-    if state is not None:
-        records.saved = int(state.round)
+    saved = -1 if state is None else int(state.round)
+    records = _Records(made, checkpointer, workdir, divergence, saved)
     (state,), (history,) = run_each(
         [rounds],
         config.rounds,
@@ -158,10 +157,10 @@ class _Records:
       checkpointer: writes checkpoints.
       workdir: folder of the tables.
       divergence: makes the notes on diverging training.
+      saved: round of the newest checkpoint, -1 without one.
       notes: the notes on clients that were already reported.
       num_written: number of rows in the tables.
       is_due: True if a checkpoint must be written.
-      saved: round of the newest checkpoint, -1 without one.
       failures: number of consecutive rounds after which something could not be written.
     """
 
@@ -169,10 +168,10 @@ class _Records:
     checkpointer: Checkpointer
     workdir: Path
     divergence: Divergence
+    saved: int
     notes: Notes = dataclasses.field(default_factory=Notes)
     num_written: int = 0
     is_due: bool = False
-    saved: int = -1
     failures: int = 0
 
     def show(self, row: Row) -> None:

@@ -35,7 +35,7 @@ def client_features(
     indices = np.asarray(indices)
     rows = np.broadcast_to(indices, (len(ids), indices.shape[-1]))
     stored = program.placed.host[0].inputs
-    return [_outputs(program, state, i, take(stored, x)) for i, x in zip(ids, rows)]
+    return _outputs(program, state, [(i, take(stored, x)) for i, x in zip(ids, rows)])
 
 
 def predict(
@@ -61,31 +61,38 @@ def predict(
         advice = f"the rules of {program.method.name} are {', '.join(rules)}"
         raise ValueError(unknown("rule", rule, rules, advice))
     _check_inputs(inputs, program.placed.host[0].inputs)
-    return _outputs(program, state, client, inputs, rule)
+    (scores,) = _outputs(program, state, [(client, inputs)], rule)
+    return scores
 
 
 def _outputs(
-    program: Program, state: SimulationState, client: int, inputs: PyTree, rule: str | None = None
-) -> np.ndarray:
-    """Returns a client's scores of samples by a rule, or with None its features."""
+    program: Program,
+    state: SimulationState,
+    shown: Sequence[tuple[int, PyTree]],
+    rule: str | None = None,
+) -> list[np.ndarray]:
+    """Returns clients' scores of their (client, samples) by a rule, or with None features."""
     federation = without_weights(program.federation)  # the engine caches by bucket
-    if client not in range(federation.num_clients):
-        raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
-    bucket = federation.buckets[federation.assignment[client]]
-    data, clients = program.data.buckets[bucket.name], program.clients[bucket.name]
-    row = clients.roster.rows(np.array([client], np.int64))
-    own = take(read_clients(program, state, bucket.name, row), 0)
-    participant = participant_of(clients, clients_info(program, state), int(row[0]))
-    server, size = program.run_server(state.server), evaluation_batch(federation, program.options)
-    run, outputs = program.engine.outputs(bucket, rule, size), []
-    count = len(jax.tree.leaves(inputs)[0])
-    for start in range(0, count, size):  # one batch per call: one program for any sample count
-        rows = np.minimum(np.arange(start, start + size), count - 1)
-        present = min(size, count - start)
-        shown = take(inputs, rows), np.arange(size) < present
-        out = run(own, participant, server, data, shown, np.int32(state.round))
-        outputs.append(np.asarray(out, np.float32)[:present])
-    return np.concatenate(outputs)
+    infos, server = clients_info(program, state), program.run_server(state.server)
+    size, of_clients = evaluation_batch(federation, program.options), []
+    for client, inputs in shown:
+        if client not in range(federation.num_clients):
+            raise ValueError(f"no client {client}; ids run from 0 to {federation.num_clients - 1}")
+        bucket = federation.buckets[federation.assignment[client]]
+        data, clients = program.data.buckets[bucket.name], program.clients[bucket.name]
+        row = clients.roster.rows(np.array([client], np.int64))
+        client_state = take(read_clients(program, state, bucket.name, row), 0)
+        participant = participant_of(clients, infos, int(row[0]))
+        run, outputs = program.engine.outputs(bucket, rule, size), []
+        count = len(jax.tree.leaves(inputs)[0])
+        for start in range(0, count, size):  # one batch per call: one program for any count
+            rows = np.minimum(np.arange(start, start + size), count - 1)
+            present = min(size, count - start)
+            batch = take(inputs, rows), np.arange(size) < present
+            out = run(client_state, participant, server, data, batch, np.int32(state.round))
+            outputs.append(np.asarray(out, np.float32)[:present])
+        of_clients.append(np.concatenate(outputs))
+    return of_clients
 
 
 def _check_inputs(inputs: PyTree, stored: PyTree) -> None:

@@ -207,7 +207,8 @@ def state_check(program: Program) -> Callable[[Any], None]:
     """
     expected = functools.cache(functools.partial(_expected_forms, program))
     name, num_clients = program.method.name, program.federation.num_clients
-    options, profile = program.options, program.options.devices_profile
+    options = program.options
+    waits = options.devices_profile is not None and options.devices_profile.late == "arrives"
 
     def check(state: Any) -> None:
         if not isinstance(state, SimulationState):
@@ -220,14 +221,13 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"state has {len(state.last_round)} clients, but this simulation of {name!r} has "
                 f"{num_clients}; {REMEDY}"
             )
-        lacking = []
-        if options.select is not None and state.reports is None:
-            lacking.append("select")
-        if profile is not None and profile.late == "arrives" and state.waiting is None:
-            lacking.append("devices_profile.late")
-        if lacking:
+        lacks = {
+            "select": options.select is not None and state.reports is None,
+            "devices_profile.late": waits and state.waiting is None,
+        }
+        if option := next(filter(lacks.get, lacks), ""):
             raise ValueError(
-                f"state is from a simulation without {lacking[0]}, which reads more of it; {REMEDY}"
+                f"state is from a simulation without {option}, which reads more of it; {REMEDY}"
             )
         if set(state.clients) != set(program.clients):
             raise ValueError(

@@ -23,7 +23,7 @@ from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.data.targets import standardised_targets
-from fedjax_ht.lab.config.base import AnyConfig, typed_config
+from fedjax_ht.lab.config.base import AnyConfig, option_values, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
@@ -202,7 +202,7 @@ def settle(
     config = with_names(typed_config(config), dataset, models, methods)
     # All options, as the run's folder records them.
     split = config.partition
-    defaults = {name: x.default for name, x in partition_options(split.kind).items()}
+    defaults = option_values(f"partition {split.kind!r}", partition_options(split.kind), {})
     split = dataclasses.replace(split, options=defaults | dict(split.options))
     config = dataclasses.replace(config, partition=split)
     check_together(config)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.mesh import usual_devices
-from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import write_runs
@@ -147,7 +146,10 @@ def play(
         _prepare_start(run, folder, warn, writes)
     if rounds_done(states) < config.rounds and is_primary():
         notify("stage", _compiling(run))
-    programs, trouble = environment() | own_code(run), _trouble_of(run, numbers, histories)
+    programs, trouble = (
+        environment() | own_code(run),
+        _trouble_of(run, simulations[0].num_classes, numbers, histories),
+    )
     saved, written = rounds_done(states), 0  # round of the newest checkpoint; rows in the files
 
     def write(histories: list[list[Row]]) -> None:
@@ -213,7 +215,7 @@ def play(
 
 
 def _trouble_of(
-    run: Run, numbers: Sequence[int], histories: Sequence[list[Row]]
+    run: Run, num_classes: int | None, numbers: Sequence[int], histories: Sequence[list[Row]]
 ) -> Callable[[Row], list[str]]:
     """Returns a function that lists the troubles of a new row.
 
@@ -222,8 +224,7 @@ def _trouble_of(
     warn_of, warned = run.method.view.warn, set()
     divergence = {}
     for number, rows in zip(numbers, histories):
-        guessed = run.dataset.num_classes if run.dataset.task is CLASSIFICATION else None
-        divergence[number] = Divergence(guessed, rows)
+        divergence[number] = Divergence(num_classes, rows)
 
     def trouble(row: Row) -> list[str]:
         warning = warn_of(row) if warn_of and row["round"] else None

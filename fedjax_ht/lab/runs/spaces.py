@@ -95,7 +95,7 @@ def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
         number = math.exp(low + share * (high - low))
     else:
         number = values.low + share * (values.high - values.low)
-    for digits in range(2, 17):  # more where two leave the range
+    for digits in range(2, 7):  # more where two leave the range, up to those of :g
         text = f"{float(f'{number:.{digits}g}'):g}"
         if values.low <= float(text) <= values.high:
             return text
