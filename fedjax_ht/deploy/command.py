@@ -178,6 +178,8 @@ def server(plan: Plan, workdir: Path) -> None:
         raise ValueError(
             f"--sum_range is {_RANGE.value}; it must be from {MIN_RANGE:g} to {MAX_RANGE:g}"
         )
+    if _RANGE.value != _RANGE.default and not _SUMS.value:
+        raise ValueError("--sum_range bounds the numbers of a sum; add --secure_sums")
     certificate = _certificate("server.pem", _HOST.value)
     if math.isfinite(_EPSILON.value):
         raise ValueError("--most_epsilon is a limit of clients; a server has none")
@@ -252,6 +254,8 @@ def _certificate(name: str, host: str) -> Path | None:
         if _CERTIFICATES.value is None:
             raise ValueError("give --certificates, or --insecure to try it out on one machine")
         return _existing(Path(_CERTIFICATES.value) / name)
+    if _CERTIFICATES.value is not None:
+        raise ValueError("--certificates and --insecure exclude each other; remove one of them")
     try:
         is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

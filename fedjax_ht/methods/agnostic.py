@@ -24,12 +24,12 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from optax.projections import projection_simplex
 
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.fedpac import onto_simplex
 from fedjax_ht.methods.shared.architectures import (
     init_parts,
     joined,
@@ -92,7 +92,7 @@ def agnostic(
             raised = set_rows(raised, uploads, own + rate * uploads.uplink.loss, counted > 0)
         moved = (raised != server.shares).any()
         # without a move, another projection would only round
-        shares = select(moved, onto_simplex(raised, jnp.ones(len(raised), bool)), server.shares)
+        shares = select(moved, projection_simplex(raised), server.shares)
         return Server(models, shares), {"largest_share": shares.max()}
 
     return Method(

@@ -40,6 +40,7 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from optax.projections import projection_simplex
 
 from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import class_means, sum_by_class
@@ -97,11 +98,7 @@ class Server(NamedTuple):
 
 def onto_simplex(values: jax.Array, valid: jax.Array) -> jax.Array:
     """Projects float [P] on the simplex of the coordinates `valid` bool [P]; the others are 0."""
-    values = jnp.where(valid, values, LOWEST)
-    descending = jnp.sort(values)[::-1]
-    excess = (jnp.cumsum(descending) - 1) / jnp.arange(1, len(values) + 1)
-    kept = jnp.maximum(jnp.sum(descending > excess), 1)
-    return jnp.where(valid, jnp.maximum(values - excess[kept - 1], 0), 0)
+    return jnp.where(valid, projection_simplex(jnp.where(valid, values, LOWEST)), 0)
 
 
 def head_shares(

@@ -161,6 +161,7 @@ def fedpft(
     def add(federation, bucket, kept, received):
         places = jnp.searchsorted(np.array(federation.members(bucket)), received.info.id)
         counts = received.uplink.counts.value
+        counts = counts._replace(mask=counts.mask & received.uplink.rows.mask)  # after a defence
         news = received.arrived & counts.mask.any(1)
         received = received._replace(info=received.info._replace(id=places))
 

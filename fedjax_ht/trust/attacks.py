@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_ht.core.counts import has_counts, with_scaled_counts
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.local_training import no_training
 from fedjax_ht.core.message_forms import uplink_forms
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import Channel, without_samples
@@ -82,10 +83,12 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
         if attack.kind == "counts":
             factor = jnp.where(attacks, attack.strength, 1)
             return new, with_scaled_counts(uplink, factor), metrics
+        # Without samples there is no attack: privacy clips updates from such an upload.
+        attacks &= data.splits["train"].count > 0
         # All clients compute the attack, since clients of a bucket share a program.
-        _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(data), ctx)
-        wrong = _wrong_upload(attack, uplink, untrained, ctx.key)
-        return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics
+        data = without_samples(data)._replace(trainer=jax.tree_util.Partial(no_training))
+        _, untrained, _ = method.client_update(bucket, client, downlink, data, ctx)
+        return new, _attacked_upload(attack, attacks, uplink, untrained, ctx.key), metrics
 
     def check(federation):
         method.check(federation)
@@ -99,13 +102,18 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
     return method._replace(check=check, receive=receive, client_update=client_update)
 
 
-def _wrong_upload(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:
-    """Computes an attacker's upload from its honest one and one without training."""
-    references, wrong = leaves_of(untrained), {}
+def _attacked_upload(
+    attack: Attack, attacks: jax.Array, uplink: PyTree, untrained: PyTree, key: jax.Array
+) -> PyTree:
+    """Computes the upload of a client that attacks if `attacks` is True.
+
+    The arguments include its honest upload, and one without training.
+    """
+    references, arrays = leaves_of(untrained), {}
     for place, leaf in payload_leaves(uplink).items():
         x, reference = values_of(leaf), values_of(references[place])
-        wrong[place] = _wrong_array(attack, x, reference, key, place)
-    return with_payload(uplink, wrong)
+        arrays[place] = jnp.where(attacks, _wrong_array(attack, x, reference, key, place), x)
+    return with_payload(uplink, arrays)
 
 
 def _wrong_array(

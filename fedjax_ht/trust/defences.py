@@ -47,13 +47,13 @@ def norm_bound(bound: Positive = 2.0) -> Defence:
 
     Args:
       bound: the bound in units of the round's lengths, of its distances if entries are comparable,
-        and of its sample counts.
+        and of its sample counts, which are never bounded below their median.
     """
 
     def clip(vectors: Vectors, same_entries: bool) -> Vectors:
         return geometry.clip_to_round(vectors, bound, same_entries)
 
-    return Defence("norm_bound", clip, by_entry=False, most_weight=bound)
+    return Defence("norm_bound", clip, by_entry=False, most_weight=max(bound, 1.0))
 
 
 def _agreement(name: str, by_piece: Callable) -> Defence:
@@ -86,7 +86,7 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
     def mean(x, known):
         ordered = sorted_rows(jnp.where(known, x, jnp.inf))
         count = known.sum(0)
-        cut = jnp.floor(share * count).astype(jnp.int32)
+        cut = jnp.floor(share * count + 1e-4).astype(jnp.int32)  # 0.42 * 150 is 62.99...
         place = jnp.arange(len(x)).reshape(-1, 1, 1)
         kept = (place >= cut) & (place < count - cut)
         # Divide before summing, since the sum of the kept values need not be finite.

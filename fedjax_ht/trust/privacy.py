@@ -11,7 +11,8 @@ which does not depend on the client's data or state. By unit:
              states reveal much about a single sample.
 
 With the first two, every client counts as one sample, for the server and for itself. A client whose
-result is not finite sends an update of zero. So neither counts nor absence reveal anything. If
+state is not finite keeps its old one; one whose upload is not finite sends an update of zero. So
+neither counts nor absence reveal anything. If
 uplinks of different shapes are summed separately, each sum has the whole noise, since a client is
 in only one of them. With the third, sample counts are public.
 

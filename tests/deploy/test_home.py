@@ -112,10 +112,23 @@ HERE = "--superlink=127.0.0.1:1"
             "dataset.label is 'y', which a client does not read by; write its samples with",
         ),
         ([*SERVER, "--insecure", "--most_epsilon=1"], "--most_epsilon is a limit of clients"),
+        ([*SERVER, "--insecure", "--sum_range=4"], "--sum_range bounds the numbers of a sum; add"),
+        ([*SERVER, "--insecure", "--certificates=x"], "--certificates and --insecure exclude"),
         ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
         ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public keys"),
     ],
-    ids=["data", "far", "certificates", "address", "fields", "epsilon", "open", "keys"],
+    ids=[
+        "data",
+        "far",
+        "certificates",
+        "address",
+        "fields",
+        "epsilon",
+        "range",
+        "both",
+        "open",
+        "keys",
+    ],
 )
 def test_wrong_flags_end_in_one_line(deploy, tmp_path, arguments, line):
     """The method computes where it is made, before it could fail."""

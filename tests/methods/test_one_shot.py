@@ -288,6 +288,22 @@ def test_sums_of_codes(kind):
     assert accuracies[1] > accuracies[0] - 0.1
 
 
+@pytest.mark.parametrize("method", [afl(TRAINING), fedcgs(TRAINING), fedpft(TRAINING)])
+def test_statistics_of_a_client_count_together(method):
+    """A defence may drop one part of an upload and keep the others."""
+    _, _, uplink, *_ = uploaded(method)
+    first = uplink[0]._replace(mask=np.zeros_like(uplink[0].mask))
+    partly = uplink._replace(**{uplink._fields[0]: first})
+    federation = tiny.ONE_BUCKET
+    server = method.init_server(federation, jax.random.key(5))
+
+    def kept(uploads):
+        received = tiny.receive(uploads, {federation.buckets[0].name: [0, 1]})
+        return method.server_update(federation, server, received, tiny.context())[0].kept
+
+    tiny.check_equal(kept({0: uplink, 1: partly}), kept({0: uplink}))
+
+
 def test_negative_eigenvalues_count_as_zero():
     """Sums that were coded, or have noise, are no second moments any more."""
     rng = np.random.default_rng(0)

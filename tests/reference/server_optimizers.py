@@ -28,10 +28,9 @@ class Entry:
             self.v = b2 * self.v + (1 - b2) * delta**2
         else:
             self.v -= (1 - b2) * delta**2 * np.sign(self.v - delta**2)
-        m, v = self.m, self.v
         if bias_correction:
-            m, v = m / (1 - b1**self.t), v / (1 - b2**self.t)
-        self.w += lr * m / (math.sqrt(v) + tau)
+            lr *= math.sqrt(1 - b2**self.t) / (1 - b1**self.t)
+        self.w += lr * self.m / (math.sqrt(self.v) + tau)
 
 
 def play(name: str, w: np.ndarray, deltas, v0=None, **numbers) -> np.ndarray:

@@ -100,6 +100,7 @@ def test_a_defence_bounds_what_a_client_weighs():
         return counts_seen(uploads).tolist()
 
     assert counted([norm_bound(2.0)]) == [200, 100, 90, 110]
+    assert counted([norm_bound(0.5)]) == [100, 100, 90, 100]  # not below their median
     assert counted([norm_bound(3.0), DEFENCES["median"]()]) == [200, 100, 90, 110]
     assert counted([norm_bound(3.0)]) == [300, 100, 90, 110]
     assert counted([DEFENCES["multi_krum"](0.1)])[0] == 200

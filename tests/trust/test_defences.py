@@ -74,6 +74,11 @@ def test_multi_krum_keeps_whom_the_reference_keeps(share):
         assert compiled("multi_krum", 0.3)(one_vector(x)).present.sum() == kept
 
 
+def test_shares_are_rounded_after_the_error_of_float32():
+    x = np.concatenate([np.full((63, 1), -1e6), np.zeros((87, 1))]).astype(np.float32)
+    assert not vectors_left(one_vector(x), "trimmed_mean", 0.42).any()  # 0.42 * 150 is 62.99...
+
+
 @pytest.mark.parametrize("bound", [0.5, 3.0])
 def test_norm_bound_is_that_of_the_reference(bound):
     x = np.concatenate([HONEST, HONEST[:1] * -4, HONEST[1:2] * 30]).astype(np.float32)

@@ -54,8 +54,9 @@ def test_a_clients_state_is_part_of_its_update():
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 1.0, rtol=1e-5)
 
 
-def test_an_attacker_is_clipped_too():
-    method = attacked(stub(), Attack("scaled", 1.0, 1e6), 4)
+@pytest.mark.parametrize("kind", ["scaled", "shift"])
+def test_an_attacker_is_clipped_too(kind):
+    method = attacked(stub(), Attack(kind, 1.0, 1e6), 4)
     _, uplink = private_upload(method, Privacy("client", 0.5))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 0.5, rtol=1e-5)
 

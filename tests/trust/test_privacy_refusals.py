@@ -4,7 +4,8 @@ import pytest
 
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.trust.options import Privacy
+from fedjax_ht.trust.attacks import attacked
+from fedjax_ht.trust.options import Attack, Privacy
 from fedjax_ht.trust.privacy import private
 from tests.federations import TRAINING, federation_for, normed_federation, uniform_federation
 from tests.method_wires import settings
@@ -97,6 +98,13 @@ def test_counts_of_ones_own_are_refused():
             private(counting(what), Privacy("client")).check(uniform_federation())
     beside = private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload"))
     beside.check(uniform_federation())
+
+
+@pytest.mark.parametrize("unit", ["client", "upload", "sample"])
+@pytest.mark.parametrize("kind", ["sign_flip", "noise", "shift"])
+def test_attacks_are_not(kind, unit):
+    method = attacked(METHODS["fedavg"](TRAINING), Attack(kind), 4)
+    private(method, Privacy(unit)).check(uniform_federation())
 
 
 def test_training_twice_is_refused():

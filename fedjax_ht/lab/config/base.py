@@ -63,7 +63,8 @@ def typed_config(config: AnyConfig) -> Config:
 
     Args:
       config: a Config; or fields by name that replace the defaults, as a dict or as an object with
-        `to_dict`, such as ml_collections' ConfigDict.
+        `to_dict`, such as ml_collections' ConfigDict. A method or a split that they name starts
+        from its own options.
 
     Raises:
       ValueError: a field is unknown or has an invalid value. One line.
@@ -77,8 +78,19 @@ def typed_config(config: AnyConfig) -> Config:
             "get_config() of a config file returns"
         )
     made = base_config()
+    if (name := _chosen(fields, "method", "name")) is not None:
+        made.method = method_config(str(name))
+    if (kind := _chosen(fields, "partition", "kind")) is not None:
+        made.partition = partition_config(str(kind))
     made.update(fields)
     return made
+
+
+def _chosen(fields: Mapping[str, Any], section: str, field: str) -> Any:
+    """Returns the value of a section's field; None if it is not among `fields`."""
+    inner = fields.get(section)
+    inner = inner if isinstance(inner, Mapping) else {}
+    return fields.get(f"{section}.{field}", inner.get(field))
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:

@@ -266,7 +266,7 @@ def text_of(shown: Compared, aim: Aim | None) -> Document:
 
 
 RESULT = "{} is the mean over clients, each on its own test samples, in the best round."
-LATE = "The axes of {} leave out the first rounds."
+LATE = "The axes of {} need not show all of the first rounds."
 MAPS = (
     "Some clients of all architectures look at the same test samples with their models of the last "
     "round; marks of one colour that lie together show that the clients' features agree."

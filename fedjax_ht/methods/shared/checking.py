@@ -20,7 +20,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.context import ClientInfo, Received
-from fedjax_ht.core.contract import guarded, one_line, require_public_set
+from fedjax_ht.core.contract import guarded, one_line, require_public_set, require_task
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation, PublicSet, make_federation, with_frozen_variables
 from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
@@ -29,6 +29,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.round import Channel, any_state, client_step, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import Metadata, sent
 from fedjax_ht.models import mlp
@@ -90,7 +91,9 @@ def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
         players.append(Player(bucket, info, split))
         start += count
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, federation.num_classes, total + 1).astype(np.int32)
+    target, dtype = federation.task.target
+    values = federation.num_classes if federation.task is CLASSIFICATION else 2
+    labels = rng.integers(0, values, (total + 1, *target)).astype(dtype)
     inputs = _samples(shape, total + 1, rng)
     splits = {}
     if method.needs.public_samples:
@@ -311,7 +314,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
 
     Args:
       method: the method, as a factory returns it.
-      federation: a federation for the method, with inputs of any kind; None for two small
+      federation: a federation for the method, with any inputs and task; None for two small
         perceptrons with three clients each.
 
     Raises:
@@ -332,6 +335,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     federation = small_federation() if federation is None else federation
     federation = with_frozen_variables(with_public_set(federation, method))
     require_public_set(method, federation)
+    require_task(method, federation)
     method.check(federation)
     with no_host_draws(method.name):
         game = make_game(method, federation)

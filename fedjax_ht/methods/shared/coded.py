@@ -145,7 +145,7 @@ def encode_largest(share: float, uplink: PyTree, reference: PyTree) -> Largest:
       reference: an upload of the same form, which both sides know.
     """
     values = _flat(uplink)
-    number = math.ceil(share * values.size)
+    number = max(1, math.ceil(round(share * values.size, 6)))  # 0.07 * 100 is 7.000...1
     _, places = jax.lax.top_k(jnp.abs(values - _flat(reference)), number)
     rest = [
         leaf for leaf in wire.leaves_of(uplink) if not (wire.is_payload(leaf) and is_whole(leaf))

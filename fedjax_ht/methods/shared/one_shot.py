@@ -290,9 +290,14 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
 
 
 def _sum_sent(received: Received) -> PyTree:
-    """Sums the sent values of uplinks over the clients that arrived."""
+    """Sums the values of uplinks over the clients that arrived and whose statistics are all sent.
+
+    A defence may drop some of a client's.
+    """
+    masks = [leaf.mask for leaf in jax.tree.leaves(received.uplink, is_leaf=is_masked)]
+    sent = functools.reduce(jnp.logical_and, masks, received.arrived).astype(jnp.float32)
 
     def total(leaf):
-        return weighted_sum(leaf.values, (received.arrived & leaf.mask).astype(jnp.float32))
+        return weighted_sum(leaf.values, sent)
 
     return jax.tree.map(total, received.uplink, is_leaf=is_masked)

@@ -31,7 +31,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import Array, PyTree
-from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared import slicing
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.heads import head_of, rows_of
@@ -87,9 +87,9 @@ def slice_plan(
 def uploaded_params(uplink: Uplink) -> PyTree:
     """Returns the uploaded parameters {"base", "head"}, of one client or stacked.
 
-    Rows of the head that were not sent are meaningless.
+    Rows of the head that were not sent are 0.
     """
-    return {"base": uplink.base, "head": head_of(uplink.head.values, bias="first")}
+    return {"base": uplink.base, "head": head_of(dense(uplink.head), bias="first")}
 
 
 def arrived_slices(
@@ -116,7 +116,7 @@ def arrived_slices(
     return slicing.Slices(
         params=uploaded_params(uplink),
         weights=client_weights(received, uplink.num_samples),
-        classes=uplink.classes.value,
+        classes=uplink.classes.value & uplink.head.mask,  # a defence may drop rows
         plan=plan,
     )
 

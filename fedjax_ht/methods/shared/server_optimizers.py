@@ -10,7 +10,8 @@ D the mean of the uploads minus the server's parameters w:
     fedyogi     v <- v - (1 - b2) D^2 sign(v - D^2)
 
 As in the paper, v starts at tau^2, and m and v have no bias correction. The authors' code corrects
-them in FedAdam and FedYogi, and starts v at 0: bias_correction=True, server_v0=0.
+the step of FedAdam and FedYogi in round t, eta sqrt(1 - b2^t) / (1 - b1^t) in place of eta, so that
+tau is not corrected, and starts v at 0: bias_correction=True, server_v0=0.
 
 An entry with D exactly 0, such as one that no client of the round holds, keeps w, m and v. Batch
 statistics stay with each client, as without an optimiser.
@@ -75,7 +76,7 @@ def adaptive(
       square: (v, D^2) -> the new v.
       rate, tau, b1: numbers of the module's docstring.
       v0: initial v; None takes tau^2.
-      corrected: decay rates of m and v for their bias correction, 1 - b^t; 0 corrects nothing.
+      corrected: decay rates of m and v, by which the step is corrected; 0 corrects nothing.
     """
     first = tau**2 if v0 is None else v0
 
@@ -90,7 +91,7 @@ def adaptive(
         seen_mean, seen_square = (1 - b**steps if b else 1.0 for b in corrected)
 
         def step(m, v):
-            return -rate * (m / seen_mean) / (jnp.sqrt(v / seen_square) + tau)
+            return -rate * (jnp.sqrt(seen_square) / seen_mean) * m / (jnp.sqrt(v) + tau)
 
         return jax.tree.map(step, mean, squares), Moments(steps, mean, squares)
 
@@ -145,7 +146,7 @@ def _with_moments(
           server_b1, server_b2: decay rates of m and v.
           server_tau: tau, added to the root of v.
           server_v0: initial v; None takes the square of server_tau.
-          bias_correction: True corrects m and v for their first rounds, as the authors' code does.
+          bias_correction: True corrects the first rounds' steps, as the authors' code does.
         """
         corrected = (server_b1, server_b2) if bias_correction else (0.0, 0.0)
         new = functools.partial(square, server_b2)

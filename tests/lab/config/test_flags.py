@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 
 from fedjax_ht.lab import cli
-from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.base import method_config, partition_config, typed_config
 from fedjax_ht.lab.config.config_files import (
     WordsParser,
     define_config,
@@ -55,6 +55,13 @@ def test_flags_set_the_fields_of_a_config():
     assert presets == list(presets_of(read_config_file("quickstart").entries).values())
     assert config.partition.options.train_share == 0.5
     assert typed_config(config).model.weights == {"cnn1": "a.npz"}
+
+
+@pytest.mark.parametrize("form", [{"method": {"name": "fedssa"}}, {"method.name": "fedssa"}])
+def test_a_method_of_a_dict_has_its_own_options(form):
+    config = typed_config(form | {"partition": {"kind": "pathological"}})
+    assert config.method.options == method_config("fedssa").options
+    assert config.partition.options == partition_config("pathological").options
 
 
 def test_no_entries_leave_the_method_alone():

@@ -11,6 +11,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.core.bucket import head_scores
 from fedjax_ht.core.local_training import Loss, train
+from fedjax_ht.core.task import multi_label, per_pixel, regression
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared.averaging import weighted_mean
 
@@ -127,6 +128,17 @@ def test_a_sound_method_passes():
 def test_a_federation_that_does_not_fit_is_the_methods_own_message():
     with pytest.raises(ValueError, match="needs one architecture"):
         fl.check_method(METHOD)
+
+
+@pytest.mark.parametrize(
+    "task", [regression((0.0, 0.0), (1.0, 1.0)), multi_label(2), per_pixel(4, 4, 2)]
+)
+def test_targets_are_the_tasks(task):
+    outputs = 32 if task.name == "per-pixel" else 2
+    federation = fl.make_federation({"a": fl.mlp(outputs, (3,))}, (4, 4, 1), outputs, 3, task=task)
+    fl.check_method(fl.fedavg(TRAINING), federation)
+    with pytest.raises(ValueError, match="compares samples by class"):
+        fl.check_method(fl.fedproto(TRAINING), federation)
 
 
 def test_random_keys_are_compared_too():

@@ -17,7 +17,7 @@ from fedjax_ht.core.federation import Federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import wire_elements
+from fedjax_ht.core.wire import Metadata, wire_elements
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedssa import rows_of
@@ -207,6 +207,23 @@ def test_which_rows_are_sent():
         uplink = trained("heterofl", **options)[1]["rate0.25"].uplink
         assert uplink.head.mask[0].tolist() == sent
         assert uplink.classes.value[0].tolist() == counted
+
+
+def test_a_row_that_a_defence_dropped_does_not_count():
+    of, received, _ = trained("heterofl")
+
+    def without(name, **changed):
+        def rows(r):
+            return r._replace(
+                uplink=r.uplink._replace(**{n: f(r.uplink) for n, f in changed.items()})
+            )
+
+        return received | {name: rows(received[name])}
+
+    name = "rate0.25"
+    dropped = without(name, head=lambda u: u.head._replace(mask=np.zeros_like(u.head.mask)))
+    uncounted = without(name, classes=lambda u: Metadata(np.zeros_like(u.classes.value)))
+    chex.assert_trees_all_equal(served(of, dropped)["head"], served(of, uncounted)["head"])
 
 
 def test_a_whole_head_changes_the_wire_and_not_the_mean():
