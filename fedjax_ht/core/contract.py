@@ -216,14 +216,14 @@ None if the function may return any value.
 
 @contextlib.contextmanager
 def one_line(subject: str) -> Iterator[None]:
-    """Turns a failed assertion of chex into a one-line ValueError.
+    """Turns a failed assertion of chex, or jax's TypeError, into a one-line ValueError.
 
     Args:
       subject: the beginning of the message, before a colon.
     """
     try:
         yield
-    except AssertionError as error:
+    except (AssertionError, TypeError) as error:
         reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
         # without values
         reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)
@@ -250,9 +250,9 @@ def _require_state(method: Method, name: str, side: str, before: PyTree, after: 
       side: "client" or "server".
       before, after: the state passed to the function, and the state that it returned.
     """
-    forms = jax.eval_shape(lambda *trees: trees, before, after)
     state = f"the {side}'s state returned by {name} of {method.name!r}"
     with one_line(f"{state} must have the same form as its input"):
+        forms = jax.eval_shape(lambda *trees: trees, before, after)
         chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
 
 

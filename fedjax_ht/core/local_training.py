@@ -321,7 +321,12 @@ def _zero_sums(
 
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)
-        return loss_fn(params, stats, batch, key).rows
+        loss = loss_fn(params, stats, batch, key)
+        if not isinstance(loss, Loss):
+            raise ValueError(
+                f"the loss function returns a {type(loss).__name__}; return fl.Loss(value, stats)"
+            )
+        return loss.rows
 
     form = jax.eval_shape(rows)
     return None if form is None else no_class_sums(num_classes, form.shape[-1])

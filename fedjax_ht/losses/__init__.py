@@ -1,4 +1,4 @@
-"""Losses as pure functions; each takes a mask of the real samples, so that padding is inert."""
+"""Losses as pure functions; those of samples take a mask of the real ones: padding is inert."""
 
 from fedjax_ht.losses.classification import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.losses.distillation import (

@@ -40,6 +40,7 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples, set_rows, weighted_mean
+from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -175,7 +176,7 @@ def hetlora(
                 weights = jnp.where(weights > 0, norms, 0)
             mean = weighted_mean(uploads.uplink.rows, weights)
             rows = select(weights.any(), mean, old.rows)
-            models.append(Model(rows, adapters.mean_head(uploads, old.head)))
+            models.append(Model(rows, mean_head(old.head, uploads)))
         ranks = server.ranks
         for uploads in received.values() if prune else ():
             ranks = set_rows(ranks, uploads, rank_of(uploads.uplink.rows))

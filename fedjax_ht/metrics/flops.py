@@ -6,14 +6,15 @@ counts as often as it runs. If its length depends on known integers, such as cli
 samples, the program's integer arithmetic is evaluated along with the count, for all clients at
 once. A loop whose length is only known at run time counts once.
 
-Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
-depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
+Not counted: elementwise work (activations, normalisation, pooling of maps, the optimiser's update,
+and depthwise convolutions, which are sums of shifted products in `ops.patches`), sorting,
 factorisations, evaluation, and the server's work. XLA's count of a training step, which includes
 all of that, is 2 to 5 % higher for CNN-1..5, perceptrons and ResNets, and 21 % for MobileNetV2.
 
 A training step on a partial batch counts by its share of real samples. A pass that collects
 prototypes or statistics counts whole batches, whose size depends on the device
-(`batches.forward_batch`). Waiting lanes count nothing.
+(`batches.forward_batch`). Training in stored order (`LocalTraining.steps` without a shuffle) counts
+every round as the first. Waiting lanes count nothing.
 """
 
 import math

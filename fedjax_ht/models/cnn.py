@@ -30,7 +30,8 @@ class ConvLayer(NamedTuple):
 class ConvFeatures(nn.Module):
     """A plain convolutional network up to its last hidden layer.
 
-    float [B, H, W, C] -> [B, widths[-1]], or the flattened map if there are no `widths`.
+    float [B, H, W, C] -> [B, widths[-1]], or the flattened map if there are no `widths`. Without
+    convolutions it is a perceptron, of samples of any shape.
 
     Attributes:
       convs: the convolutions, each a `ConvLayer` or a tuple of its four fields.
@@ -67,20 +68,6 @@ class ConvFeatures(nn.Module):
         for i, width in enumerate(self.widths, 1):
             x = nn.relu(Linear(width, self.initialisation, name=f"fc{i}")(x))
         return nn.Dropout(behind_widths, deterministic=constant)(x)
-
-
-class DenseFeatures(nn.Module):
-    """Flattens, then [linear, ReLU] per entry of `widths`."""
-
-    widths: tuple[int, ...]
-    initialisation: Initialisation = "torch"
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x.reshape(x.shape[0], -1)
-        for i, width in enumerate(self.widths, 1):
-            x = nn.relu(Linear(width, self.initialisation, name=f"fc{i}")(x))
-        return x
 
 
 @checked
@@ -125,7 +112,7 @@ def mlp(
       (2, 32)
     """
     return SplitModel(
-        DenseFeatures(tuple(widths), initialisation), Linear(num_classes, initialisation)
+        ConvFeatures((), tuple(widths), initialisation), Linear(num_classes, initialisation)
     )
 
 

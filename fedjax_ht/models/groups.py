@@ -261,9 +261,6 @@ TEXT_GROUPS = tuple(_TEXTS)
 The transformer on its own has 8 heads and 2 layers.
 """
 
-ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *EXTRACTORS, *_SEN8)
-"""Groups that together hold every architecture except those of `SLICED`."""
-
 CONVS = ("conv4", "conv4_quarter")  # each convolution is a stage
 _SLICED = (*CONVS, "preact_resnet18", "preact_resnet20", "preact_resnet34")  # of `sliced.SLICED`
 

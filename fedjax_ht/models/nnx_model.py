@@ -134,9 +134,9 @@ def from_nnx(
 
     Raises:
       ValueError: there is no such submodule; the module keeps variables other than `nnx.Param` and
-        `nnx.BatchStat`, or shares one between base and head; or it keeps batch statistics and its
-        call takes no `mask` (bool [B], the real samples), which `nnx.BatchNorm` must be given: a
-        short batch is padded. One line.
+        `nnx.BatchStat`, or shares one between base and head; the head has dropout; or the module
+        keeps batch statistics and its call takes no `mask` (bool [B], the real samples), which
+        `nnx.BatchNorm` must be given: a short batch is padded. One line.
 
     Example:
       >>> import fedjax_ht as fl
@@ -183,6 +183,11 @@ def forms(recipe: Recipe) -> dict[str, Part]:
         raise ValueError(
             f"{recipe.name}'s {recipe.head!r} shares variables with the rest, but a method "
             "may send one without the other; give each its own"
+        )
+    if any(issubclass(each.type, nnx.RngKey) for each in parts["head"].variables.values()):
+        raise ValueError(
+            f"{recipe.name}'s {recipe.head!r} has dropout, but heads get no key; move it before "
+            "the head"
         )
     if tree_of(parts["base"].variables, "batch_stats") and not takes_mask(whole):
         raise ValueError(

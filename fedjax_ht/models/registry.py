@@ -16,7 +16,6 @@ from fedjax_ht.core.module_checks import check_module
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.models.groups import (
-    ARCHITECTURES,
     GROUPS,
     HETEROGENEOUS_HEADS,
     PIXEL_GROUPS,
@@ -29,7 +28,6 @@ from fedjax_ht.models.layers import NormKind
 from fedjax_ht.models.split import SplitModel
 
 __all__ = [
-    "ARCHITECTURES",
     "GROUPS",
     "SENSORS",
     "example",
@@ -92,7 +90,7 @@ def model_group(
         signals) of windows for `SENSORS`, int32 tokens (L,) for `TEXT_GROUPS`, any one float array
         for mlp2; see `Dataset.input_shape`.
       feature_dim: width of the features; None for the group's default.
-      norm: the kind of norm in ResNets, GoogLeNet and MobileNetV2.
+      norm: the kind of norm of every model with batch norms.
       output_relu: True adds a ReLU after the output layers of the htc4 groups' heads, as in
         HtFLlib's released code.
       vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
@@ -104,7 +102,7 @@ def model_group(
 
     Raises:
       ValueError: the group is unknown, the samples do not fit it or are too small, or it does not
-        use a given option.
+        use `norm`, `output_relu` or `feature_dim`. `make_federation` checks a ViT's patches.
 
     Example:
       >>> import fedjax_ht as fl

@@ -37,7 +37,12 @@ def convolve_in_cache(
     columns = columns_at_once(out_width, kernel.shape[2], kernel.shape[3])
     widened = _widen(kernel, columns, stride)
     strides = (stride, stride * columns)
-    convolve = functools.partial(convolve_patches, kernel=widened, strides=strides)
+    scope = MULTIPLIED.format(kernel.shape[1], widened.shape[1])
+
+    def convolve(x):
+        with jax.named_scope(scope):  # here, since the body of `lax.map` has a scope of its own
+            return convolve_patches(x, widened, strides)
+
     # Bytes of an image's float32 patches.
     size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
     images = images_at_once(batch, size)
@@ -45,8 +50,7 @@ def convolve_in_cache(
         # The gradient recomputes a block's patches, which is faster than loading them from memory.
         # Inside a loop XLA cannot undo that, so that no barrier is needed.
         convolve = jax.checkpoint(convolve, prevent_cse=False)
-    with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
-        out = in_blocks(convolve, x, images)
+    out = in_blocks(convolve, x, images)
     # The product's columns are `columns` neighbouring outputs, already in order: nothing is copied.
     return out.reshape(batch, out_height, out_width, kernel.shape[3])
 

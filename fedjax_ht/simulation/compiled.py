@@ -5,15 +5,16 @@ The programs train a round's participants, and score clients and the server's mo
 
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import numpy as np
 
 from fedjax_ht.check.names import unknown
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.contract import public_bytes
+from fedjax_ht.core.contract import one_line, public_bytes
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
@@ -360,6 +361,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     Clients that keep nothing have the state after the newest downlink.
     """
     clients = _clients_of(program, name)
+    rows = _checked_rows(clients, rows)
     if clients.programs.keeps:
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
     assert clients.programs.received is not None  # set for clients that keep nothing
@@ -378,6 +380,13 @@ def write_clients(
 ) -> SimulationState:
     """Returns the state with some of a bucket's client states replaced; the old one is donated."""
     clients = _clients_of(program, name)
+    rows = _checked_rows(clients, rows)
+    if clients.programs.keeps:
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((len(rows), *x.shape[1:]), x.dtype), state.clients[name]
+        )
+        with one_line(f"states of {len(rows)} clients must have the form of read_clients'"):
+            chex.assert_trees_all_equal_shapes_and_dtypes(states, like)
     stored = clients.programs.store.write(state.clients[name], clients.roster, rows, states)
     changed = state.changed[name].copy()
     changed[rows] = state.round + 1
@@ -391,6 +400,16 @@ def _clients_of(program: Program, name: str) -> Clients:
     if name not in program.clients:
         raise ValueError(unknown("architecture", name, program.clients))
     return program.clients[name]
+
+
+def _checked_rows(clients: Clients, rows: Any) -> np.ndarray:
+    """Returns rows of an architecture's clients; ValueError if they are not."""
+    rows, count = np.asarray(rows), len(clients.roster.members)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or np.any((rows < 0) | (rows >= count)):
+        raise ValueError(
+            f"rows are {rows.tolist()}; they must be whole numbers [n] from 0 to {count - 1}"
+        )
+    return rows
 
 
 def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from fedjax_ht.check.names import unknown
+from fedjax_ht.check.names import kind_of_value, unknown
 from fedjax_ht.core.federation import without_weights
 from fedjax_ht.core.trees import PyTree, take
 from fedjax_ht.simulation.compiled import clients_info, participant_of, read_clients
@@ -102,9 +102,11 @@ def _check_inputs(inputs: PyTree, stored: PyTree) -> None:
         leaves = jax.tree.leaves(tree)
         forms.append([f"{x.dtype} [n, {', '.join(map(str, x.shape[1:]))}]" for x in leaves])
     if forms[0] != forms[1]:
+        alike = jax.tree.structure(inputs) == jax.tree.structure(stored)
+        given = " and ".join(forms[0]) if alike else kind_of_value(inputs)
         raise ValueError(
-            f"inputs are {' and '.join(forms[0])}; they must be {' and '.join(forms[1])}, like "
-            "the stored samples of the data set"
+            f"inputs are {given}; they must be {' and '.join(forms[1])}, like the stored samples "
+            "of the data set"
         )
     if not len(jax.tree.leaves(inputs)[0]):
         raise ValueError("inputs have no samples")

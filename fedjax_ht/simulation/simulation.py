@@ -216,6 +216,11 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"state is {kind_of_value(state)}; it must be a state of simulation.init() or "
                 "fl.run"
             )
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
+            raise ValueError(
+                "state was consumed by run_round or write_clients; use the state that it returned, "
+                "or give it fl.copy_state(state)"
+            )
         if len(state.last_round) != num_clients:
             raise ValueError(
                 f"state has {len(state.last_round)} clients, but this simulation of {name!r} has "

@@ -36,6 +36,7 @@ def call(function, out):
     ("function", "out", "message"),
     [
         ("client_update", (STATE, ()), "returns 2 values; it must return"),
+        ("client_update", (STATE | {"w": "a"}, (), {}), "must have the same form as its input"),
         ("client_update", STATE, "client_update of 'mine' returns a dict; it must return"),
         ("client_update", (WIDER, (), {}), "it differs in leaves 'w': shapes: (2, 3) != (2, 4)."),
         ("client_update", (STATE, (), {"loss": np.zeros(3)}), "metric 'loss' of client_update of"),

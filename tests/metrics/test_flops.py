@@ -106,8 +106,14 @@ def test_a_convolution_and_its_gradients_as_xla_counts_them(stride, padding, gro
     assert program_flops(jax.make_jaxpr(step)(x, kernel)) == pytest.approx(xla, rel=0.03)
 
 
-@pytest.mark.parametrize("stride, columns", [(1, 5), (2, 2)])
-def test_a_convolution_costs_the_same_in_whichever_form_it_runs(monkeypatch, stride, columns):
+@pytest.mark.parametrize("stride, columns, large", [(1, 5, 6 << 20), (2, 2, 6 << 20), (1, 5, 0)])
+def test_a_convolution_costs_the_same_in_whichever_form_it_runs(
+    monkeypatch, stride, columns, large
+):
+    """Also where a batch is cut into blocks, whose patches stay in the cache."""
+    monkeypatch.setattr(patches, "LARGE", large)
+    monkeypatch.setattr(patches, "CACHED", large)
+
     def traced():
         step = jax.grad(lambda x, kernel: (conv2d(x, kernel, stride) ** 2).sum(), argnums=(0, 1))
         return jax.make_jaxpr(step)(jnp.ones((2, 12, 18, 3)), jnp.ones((5, 4, 3, 2)))

@@ -45,6 +45,11 @@ class Tied(Net):
         self.classifier.bias = self.blocks.layers[0].bias
 
 
+def dropping(rngs: nnx.Rngs) -> nnx.Module:
+    head = nnx.Sequential(nnx.Dropout(0.5, rngs=rngs), nnx.Linear(8, 3, rngs=rngs))
+    return nnx.Sequential(nnx.Linear(6, 8, rngs=rngs), head)
+
+
 class Counting(Net):
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         super().__init__(width, rngs=rngs)
@@ -140,6 +145,10 @@ REFUSED = {
     "list": (lambda: fl.from_nnx(Net, [8], head="classifier"), "arguments of Net are not hashable"),
     "mask": (lambda: fl.from_nnx(Maskless, 8, head="classifier"), "Maskless keeps batch"),
     "tied": (lambda: fl.from_nnx(Tied, 3, head="classifier"), "Tied's 'classifier' shares"),
+    "dropout": (
+        lambda: fl.from_nnx(dropping, head="layers.1"),
+        "dropping's 'layers.1' has dropout",
+    ),
     "variable": (lambda: fl.from_nnx(Counting, 8, head="classifier"), "Counting keeps calls, an"),
     "last": (lambda: bucket_of(fl.from_nnx(Squashed, 8, head="classifier")), "model 'm' fails"),
 }

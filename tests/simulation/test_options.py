@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 import pytest
@@ -192,6 +193,20 @@ def test_a_state_is_that_of_the_simulation(simulation):
     simulation.evaluate(start)
     with pytest.raises(ValueError, match="unknown architecture 'narow'; did you mean 'narrow'"):
         simulation.read_clients(start, "narow", np.arange(1))
+    for rows in ([99], [-1], [0.0], 0):
+        with pytest.raises(
+            ValueError, match=r"rows are .*; they must be whole numbers \[n\] from 0"
+        ):
+            simulation.read_clients(start, "narrow", rows)
+    two = simulation.read_clients(start, "narrow", np.arange(2))
+    for states in (two["params"], jax.tree.map(lambda x: x[:1], two), jax.tree.map(np.int32, two)):
+        with pytest.raises(ValueError, match="states of 2 clients must have the form") as error:
+            simulation.write_clients(start, "narrow", np.arange(2), states)
+        assert "\n" not in str(error.value)
+    simulation.write_clients(start, "narrow", np.arange(2), two)
+    with pytest.raises(ValueError, match="state was consumed by run_round or write_clients"):
+        simulation.evaluate(start)
+    start = simulation.init()
     late = fl.Profile(up=np.ones(FEDERATION.num_clients), deadline=1.0, late="arrives")
     for options in ({"select": fl.power_of_choice()}, {"devices_profile": late}):
         options = dataclasses.replace(OPTIONS, **options)

@@ -78,16 +78,16 @@ def typed_config(config: AnyConfig) -> Config:
             "get_config() of a config file returns"
         )
     made = base_config()
-    if (name := _chosen(fields, "method", "name")) is not None:
+    if name := _chosen(fields, "method", "name"):
         made.method = method_config(str(name))
-    if (kind := _chosen(fields, "partition", "kind")) is not None:
+    if kind := _chosen(fields, "partition", "kind"):
         made.partition = partition_config(str(kind))
     made.update(fields)
     return made
 
 
 def _chosen(fields: Mapping[str, Any], section: str, field: str) -> Any:
-    """Returns the value of a section's field; None if it is not among `fields`."""
+    """Returns the value of a section's field; None or "" if it is not given."""
     inner = fields.get(section)
     inner = inner if isinstance(inner, Mapping) else {}
     return fields.get(f"{section}.{field}", inner.get(field))

@@ -33,6 +33,7 @@ Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator
   label.
 """
 
+import functools
 from typing import Literal
 
 import jax
@@ -103,9 +104,7 @@ def losses(
             value = value + b_bn * batch_norm_loss(batch)
         return value
 
-    def student(batch: Synthetic) -> jax.Array:
-        return student_loss(batch, recipe)
-
+    student = functools.partial(student_loss, recipe=recipe)
     return Objective(generator_loss, student, with_moments=b_bn > 0)
 
 

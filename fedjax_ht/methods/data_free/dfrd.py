@@ -26,6 +26,8 @@ Settled here, for both:
 * An empty set of selected samples has loss 0; the released code divides 0 by 0.
 """
 
+import functools
+
 import jax
 
 from fedjax_ht.check.docstrings import documented_by
@@ -80,9 +82,7 @@ def losses(
             value += b_ey * distillation.embedding_excess(made.embedding, mask, gamma)
         return value
 
-    def student(batch: Synthetic) -> jax.Array:
-        return student_loss(batch, recipe)
-
+    student = functools.partial(student_loss, recipe=recipe)
     return Objective(generator_loss, student)
 
 

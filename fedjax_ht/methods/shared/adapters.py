@@ -22,9 +22,9 @@ from fedjax_ht.core.context import Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.module_checks import FROZEN
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.models.adapters import (
     A,
     Adapted,
@@ -269,12 +269,6 @@ def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> 
 def sample_weights(received: Received) -> jax.Array:
     """Returns weights by number of samples, float32 [P], see `averaging.client_weights`."""
     return client_weights(received, received.uplink.num_samples)
-
-
-def mean_head(received: Received, old: PyTree) -> PyTree:
-    """Averages heads by number of samples; keeps `old` if no client with samples arrived."""
-    weights = sample_weights(received)
-    return select(weights.any(), weighted_mean(received.uplink.head, weights), old)
 
 
 # Clients

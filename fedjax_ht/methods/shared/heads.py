@@ -99,7 +99,7 @@ def mean_head(head: PyTree, received: Received) -> PyTree:
 
     Args:
       head: the previous global head, kept if no client with samples arrived.
-      received: uplinks of type `Uplink`, in the order of `gather_received`.
+      received: uplinks with `head` and `num_samples`, in the order of `gather_received`.
 
     Returns:
       The new global head; weights are those of `averaging.client_weights`.

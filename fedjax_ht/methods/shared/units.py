@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.models.generator import Generator
 
@@ -55,6 +56,7 @@ class Weights(NamedTuple):
     ball: Ball
 
 
+@standard_numerics()
 def in_units(generator: Generator, latents: Latents) -> Generator:
     """Wraps a generator to take and return w divided by its unit.
 
