@@ -100,7 +100,7 @@ def beside(dataset: Dataset, other: Dataset) -> Dataset:
         )
     groups, targets = dataset.groups, dataset.targets
     if groups is not None:
-        groups = np.pad(groups, (0, len(labels)))  # no client owns these; never read
+        groups = np.pad(groups, (0, len(labels)))  # never read: no client owns public samples
     if targets is not None:
         same_classes = False  # labels only group the targets
         targets = np.concatenate([targets, dataset.task.no_targets(len(labels))])
@@ -168,11 +168,17 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
         )
 
 
+def private_indices(dataset: Dataset) -> np.ndarray:
+    """Returns the indices of the samples that clients may own, ascending."""
+    every = np.arange(len(dataset.labels))
+    return every if dataset.public is None else np.setdiff1d(every, dataset.public)
+
+
 def private_part(dataset: Dataset) -> tuple[Dataset, np.ndarray]:
     """Returns the samples that clients may own, as a set, and their indices in `dataset`."""
-    assert dataset.public is not None  # otherwise the whole set is private
-    kept = np.setdiff1d(np.arange(len(dataset.labels)), dataset.public)
-    return of_samples(dataclasses.replace(dataset, public=None), kept), kept
+    kept = private_indices(dataset)
+    # a split that came with the data has indices in the whole set
+    return of_samples(dataclasses.replace(dataset, public=None, clients=None), kept), kept
 
 
 def at_places(partition: Partition, kept: np.ndarray) -> Partition:

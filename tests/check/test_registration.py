@@ -36,6 +36,21 @@ def test_a_registered_method_and_partition_are_known_by_name():
     assert fl.METHODS["fedmine"] is fedmine and PARTITIONS["by_turns"] is by_turns
 
 
+@pytest.mark.parametrize(
+    ("client", "line"),
+    [
+        (([0, 1], [], [2]), "d: client 0 is a tuple; it must be fl.ClientIndices"),
+        (fl.ClientIndices([True, False], [], [2]), "d: client 0: train is a list, bool"),
+        (fl.ClientIndices([0, 1], [], [1]), "d: client 0: sample 1 is in train and in test"),
+    ],
+)
+def test_the_split_of_a_registered_partition_is_checked(client, line):
+    fl.register_partition("mine", lambda dataset, num_clients, rng: [client])
+    dataset = fl.Dataset("d", [[0.0], [1.0], [2.0]], [0, 1, 1])
+    with pytest.raises(ValueError, match=line):
+        fl.make_partition("mine", dataset, 1)
+
+
 METHOD, PARTITION = fl.register_method, fl.register_partition
 FORM = r"it must take \(training, \*, options with defaults\): "
 

@@ -243,12 +243,15 @@ def test_a_hopeless_split_is_refused(clients, message):
 
 
 NOTED = {
-    "3 training samples of some clients are test samples of others": (
+    "3 training samples of some clients are validation or test samples of others": (
         FIRST,
         SECOND._replace(test=FIRST.train),
     ),
     "2 samples are train samples of several": (FIRST, SECOND._replace(train=np.array([1, 2, 6]))),
-    "3 samples are test samples of several clients": (FIRST, SECOND._replace(test=FIRST.test)),
+    "3 samples are validation or test samples of several clients": (
+        FIRST,
+        SECOND._replace(test=FIRST.test),
+    ),
     "client 1 of 2 without training samples": (FIRST, SECOND._replace(train=[])),
     "client 0 of 2 without test samples": (FIRST._replace(test=[]), SECOND),
     "client 0 of 2 with test samples of classes absent from their training samples, 16.7 points of "

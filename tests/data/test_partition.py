@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts, make_partition
 from fedjax_ht.data.partition.notes import split_notes
+from fedjax_ht.data.partition.splits import deal_classes
 from fedjax_ht.data.selection import subset
 from tests.federations import identical
 from tests.lab.readers.toy_dataset import make_dataset
@@ -161,6 +162,13 @@ def test_split_shares_survive_float_rounding():
     assert [len(x) for x in client] == [29, 28, 43]
 
 
+def test_equal_weights_deal_equal_parts():
+    for count in (10, 49, 100):
+        draws = np.random.RandomState(0)
+        parts = deal_classes(np.arange(count), np.zeros(count, int), np.ones((count, 1)), draws)
+        assert [len(part) for part in parts] == [1] * count
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(list(PLANS)),
@@ -239,6 +247,8 @@ def test_those_that_nobody_met_test():
     assert len(set(tests)) == len(tests)
     assert sum(len(c.train) + len(c.test) for c in clients) == 24
     assert not any(len(c.val) for c in clients)
+    clients = make_partition("natural", OWNED, 1, seed=3, tested="new_groups", val_share=0.5)
+    assert len(clients[0].train) == len(clients[0].val) > 0
 
 
 def test_several_clients_a_group_and_few_of_the_groups():
@@ -255,6 +265,17 @@ def test_groups_without_a_client_are_counted():
     assert counted == [[f"2 of 3 {line}"], [f"1 of 3 {line}"], [], []]
     strangers = make_partition("natural", OWNED, 2, tested="new_groups")
     assert not any(line in note for note in split_notes(OWNED, strangers))
+
+
+def test_an_official_validation_set_that_nobody_has_is_noted():
+    sets = {"train": np.arange(12), "val": np.arange(12, 18), "test": np.arange(18, 24)}
+    dataset = dataclasses.replace(OWNED, official=sets)
+    found = [
+        split_notes(dataset, make_partition("iid", dataset, 2, sets=x))
+        for x in ("official", "merged")
+    ]
+    line = "the official val set of d, 6 samples, is unused"
+    assert [any(line in note for note in notes) for notes in found] == [True, False]
 
 
 @pytest.mark.parametrize(

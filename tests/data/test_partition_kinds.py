@@ -1,5 +1,7 @@
 """Each kind of partition keeps its promises, and wrong settings are refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -221,6 +223,19 @@ def test_check_names_the_bad_setting(kind, options, message):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=message):
         make_partition(kind, make_dataset([20] * 10), 4, **options)
+
+
+def test_a_client_that_comes_without_training_samples_stays():
+    clients = (ClientIndices([0, 1, 2], [], [3]), ClientIndices([], [], [4]))
+    dataset = dataclasses.replace(make_dataset([3, 3]), clients=clients)
+    assert sizes(make_partition("given", dataset, 2), "train").tolist() == [3, 0]
+
+
+def test_class_counts_name_the_sets():
+    partition = (ClientIndices([0, 2], [], [1]),)
+    assert class_counts([0, 1, 1], partition, "train").tolist() == [[1, 1]]
+    with pytest.raises(ValueError, match="set is 'validation'; it must be 'train', 'val' or 'te"):
+        class_counts([0, 1, 1], partition, "validation")
 
 
 def test_check_number_of_clients():

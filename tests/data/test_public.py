@@ -7,6 +7,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.core.federation import PublicSet
+from fedjax_ht.data.partition.notes import split_notes
 from fedjax_ht.data.public import beside, check_apart, held_out, hold_out_share
 from fedjax_ht.data.reading import Reading
 from fedjax_ht.data.selection import subset
@@ -61,6 +62,24 @@ def test_a_split_by_hand_keeps_its_samples_beside_public_ones():
     dataset = dataclasses.replace(DATASET, public=np.array([0, 1]), clients=clients)
     (client,) = fl.make_partition("given", dataset, 1)
     assert client.train.tolist() == [4, 5] and client.test.tolist() == [60]
+
+
+def test_another_split_is_of_the_samples_that_are_not_public():
+    clients = (fl.ClientIndices(np.array([4, 5]), NONE, np.array([99])),)
+    dataset = dataclasses.replace(DATASET, public=np.array([0, 1]), clients=clients)
+    owned = np.concatenate([x for client in fl.make_partition("iid", dataset, 2) for x in client])
+    assert sorted(owned) == list(range(2, 100))
+
+
+def test_public_samples_are_of_no_group():
+    own = dataclasses.replace(DATASET, groups=np.repeat([1, 2], 50))
+    joined = beside(own, fl.Dataset("other", images(6), np.arange(6) % 4, tuple("wxyz")))
+    described = fl.describe(joined)
+    assert described.classes == {"a": 25, "b": 25, "c": 25, "d": 25}
+    assert described.groups == {"1": 50, "2": 50}
+    assert described.lines[1].endswith("2 groups: 1, 2, of 50 each; 6 more samples are public")
+    partition = fl.make_partition("natural", joined, 2)
+    assert not any("groups" in note for note in split_notes(joined, partition))
 
 
 def test_another_set_lies_beside_the_samples():

@@ -301,7 +301,8 @@ def class_shares(
 
     Every class has classes_per_client * num_clients / num_classes shares, proportional to draws
     from U(0.4, 0.6). Each client in turn takes classes_per_client times the next share of a random
-    class among those with the most shares left, so sometimes two of the same. Every sample is used.
+    class among those with the most shares left, so sometimes two of the same. Every sample is used,
+    except those of an official validation set if `sets` is "official".
 
     Args:
       dataset: the samples.

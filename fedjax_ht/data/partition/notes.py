@@ -7,6 +7,7 @@ from fedjax_ht.data.copies import copied
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
 from fedjax_ht.data.partition.splits import class_counts
+from fedjax_ht.data.public import private_indices
 
 FOREIGN, ALONE = 0.02, 0.1
 """Shares above which warnings are given, since every skewed split has a few such cases.
@@ -51,6 +52,7 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
     return [
         *_shared_notes(partition),
         *_group_notes(dataset, partition),
+        *_official_notes(dataset, partition),
         # unless the data set has already warned of its own copies
         *(() if dataset.copied else copied(dataset.name, dataset.inputs, all_of(partition))),
         *_idle_notes(train, test),
@@ -66,11 +68,11 @@ def _shared_notes(partition: Partition) -> list[str]:
     leaked = np.intersect1d(train, held_out)
     if len(leaked):
         notes.append(
-            f"{len(leaked)} training samples of some clients are test samples of others, first "
-            f"sample {leaked[0]}; clients then learn the answers from each other: keep "
-            "training samples out of every test set"
+            f"{len(leaked)} training samples of some clients are validation or test samples of "
+            f"others, first sample {leaked[0]}; clients then learn the answers from each other: "
+            "keep training samples out of every such set"
         )
-    for name, indices in (("train", train), ("test", held_out)):
+    for name, indices in (("train", train), ("validation or test", held_out)):
         samples, counts = np.unique(indices, return_counts=True)
         shared = samples[counts > 1]
         if len(shared):
@@ -87,11 +89,23 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
     if dataset.groups is None:
         return []
     held = np.concatenate(list(all_of(partition).values()))
-    groups, present = np.unique(dataset.groups), np.unique(dataset.groups[held])
+    groups = np.unique(dataset.groups[private_indices(dataset)])
+    present = np.unique(dataset.groups[held])
     if len(present) == len(groups):
         return []
     absent = len(groups) - len(present)
     return [f"{absent} of {len(groups)} groups have no client: their samples are unused"]
+
+
+def _official_notes(dataset: Dataset, partition: Partition) -> list[str]:
+    """Returns a warning on an official validation set that no client has a sample of."""
+    val = dataset.official.get("val", ())
+    if not len(val) or np.isin(val, np.concatenate(list(all_of(partition).values()))).any():
+        return []
+    return [
+        f"the official val set of {dataset.name}, {len(val)} samples, is unused; val_share "
+        "validates on training samples, and sets='merged' uses all, if the partition has them"
+    ]
 
 
 def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:

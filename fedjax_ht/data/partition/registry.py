@@ -11,6 +11,7 @@ from fedjax_ht.check.names import unknown, unknown_option
 from fedjax_ht.check.options import Count, Seed, check_value, checked
 from fedjax_ht.check.registration import check_registration
 from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.indices import checked_partition
 from fedjax_ht.data.partition.kinds import (
     class_shares,
     dfrd,
@@ -119,11 +120,12 @@ def make_partition(
         `split_plan`.
 
     Returns:
-      One ClientIndices per client; no sample occurs twice, and public samples do not occur.
+      One ClientIndices per client, without public samples. No sample occurs twice, except in
+      several clients of a split of your own.
 
     Raises:
       ValueError: a setting is invalid (`check_partition`) or does not fit the data, a client has no
-        training samples, or no client has test samples.
+        training samples (except of the kind "given"), or no client has test samples.
 
     Examples:
       >>> from fedjax_ht.lab.readers import load_dataset
@@ -151,8 +153,9 @@ def make_partition(
         partition = split_plan(plan_of, dataset, num_clients, rng, **shares)
     else:
         partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
+        partition = checked_partition(dataset.name, partition, len(dataset.labels))
     for i, client in enumerate(partition):
-        if not len(client.train):
+        if not len(client.train) and kind != "given":
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
                 f"{place}: lower num_clients, or raise train_share or min_samples"
@@ -194,7 +197,7 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
     values = {name: parameter.default for name, parameter in known.items()} | options
     if kind in PLANS:
         _check_shares(values["sets"], values["train_share"], values["val_share"])
-    elif "train_share" in values:
+    elif "train_share" in values and values.get("tested") != "new_groups":
         _check_shares("merged", values["train_share"], values["val_share"])
     if num_classes is not None and "classes_per_client" in values:
         _check_classes(kind, num_clients, num_classes, values["classes_per_client"])

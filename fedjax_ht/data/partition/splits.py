@@ -20,16 +20,20 @@ def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
 
 @checked
 def class_counts(
-    labels: np.ndarray, partition: Partition, set: str = "train", num_classes: int | None = None
+    labels: np.ndarray,
+    partition: Partition,
+    set: Literal["train", "val", "test"] = "train",
+    num_classes: int | None = None,
 ) -> np.ndarray:
     """Counts every client's samples of each class: int64 [num_clients, num_classes].
 
     Args:
       labels: classes of all samples of the dataset, int [N].
       partition: a split of the dataset.
-      set: the set whose samples count, "train", "val" or "test".
+      set: the set whose samples count.
       num_classes: number of classes; None for the largest label plus one.
     """
+    labels = np.asarray(labels)
     if num_classes is None:
         num_classes = int(labels.max()) + 1
     return _counts(labels, [getattr(client, set) for client in partition], num_classes)
@@ -69,9 +73,10 @@ def deal_classes(
     for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):
         cumulative = np.cumsum(weight)
         shuffled = indices[rng.permutation(members)]
-        # the ratio ends at exactly 1, so that rounding loses no sample
+        # the ratio ends at exactly 1, so that rounding loses no sample; the margin is for edges that
+        # are whole numbers but for rounding
         if cumulative[-1] > 0:
-            edges = np.floor(cumulative / cumulative[-1] * len(shuffled)).astype(int)
+            edges = np.floor(cumulative / cumulative[-1] * len(shuffled) + 1e-9).astype(int)
             for hand, share in zip(hands, np.split(shuffled, edges[:-1])):
                 hand.append(share)
     return [np.concatenate([indices[:0], *hand]) for hand in hands]

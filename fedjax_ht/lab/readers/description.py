@@ -10,6 +10,7 @@ from fedjax_ht.check.names import listed
 from fedjax_ht.core.inputs import Pixels, Standardised
 from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.public import private_indices
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.safe.bounded import printable
 
@@ -28,6 +29,7 @@ class Description:
       count: number of samples.
       form: shape and dtype of a stored sample, "28x28x1 uint8"; for several arrays, of each.
       low, high: smallest and largest stored value; NaN without samples.
+      public: number of public samples, which `classes` and `groups` do not count.
       classes: name of each class, or group of similar targets -> its number of samples.
       grouped: "classes", or "groups of targets" for other tasks.
       label: name of the label column; "" if there is none.
@@ -48,6 +50,7 @@ class Description:
     form: str
     low: float
     high: float
+    public: int
     classes: dict[str, int]
     grouped: str
     label: str
@@ -78,6 +81,8 @@ class Description:
             second.append(f"official sets: {_counts(self.splits)}")
         if self.groups:
             second.append(f"{len(self.groups)} groups: {_counts(self.groups)}")
+        if self.public:
+            second.append(f"{self.public:,} more samples are public")
         if self.clients:
             second.append(f"split over {self.clients} clients already")
         if self.left_out:
@@ -96,7 +101,8 @@ def describe(dataset: Dataset) -> Description:
     """
     reading = dataset.reading or Reading()
     low, high = _range(dataset.inputs)
-    counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    private = private_indices(dataset)
+    counts = np.bincount(dataset.labels[private], minlength=dataset.num_classes)
     return Description(
         name=printable(dataset.name),
         path=printable(reading.path),
@@ -105,12 +111,13 @@ def describe(dataset: Dataset) -> Description:
         form=_form(dataset.inputs),
         low=low,
         high=high,
+        public=len(dataset.labels) - len(private),
         classes=dict(zip(dataset.class_names, counts.tolist())),
         grouped=grouped_by(dataset),
         label=reading.label,
         features=reading.features,
         splits={name: len(indices) for name, indices in dataset.official.items()},
-        groups=_group_counts(dataset, reading),
+        groups=_group_counts(dataset, private),
         clients=len(dataset.clients or ()),
         scaling=_STANDARDISED if isinstance(dataset.preprocess, Standardised) else "",
         left_out=reading.left_out,
@@ -153,11 +160,11 @@ def _range(inputs: Any) -> tuple[float, float]:
     return min(float(x.min()) for x in arrays), max(float(x.max()) for x in arrays)
 
 
-def _group_counts(dataset: Dataset, reading: Reading) -> dict[str, int]:
+def _group_counts(dataset: Dataset, private: np.ndarray) -> dict[str, int]:
     if dataset.groups is None:
         return {}
-    numbers, counts = np.unique(dataset.groups, return_counts=True)
-    names = reading.group_names
+    numbers, counts = np.unique(dataset.groups[private], return_counts=True)
+    names = dataset.reading.group_names if dataset.reading else ()
     groups = {}
     for number, count in zip(numbers.tolist(), counts.tolist()):
         groups[names[number] if number < len(names) else str(number)] = count

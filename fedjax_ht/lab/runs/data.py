@@ -28,6 +28,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_ht.check.packages import needing
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.public import private_indices
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import Description, describe
@@ -294,7 +295,7 @@ def _classes(dataset: Dataset, described: Description) -> str:
     if 0 < len(dataset.official) <= MOST_COLOURS:
         sets = {name: np.asarray(indices) for name, indices in dataset.official.items()}
     elif dataset.groups is not None and len(described.groups) <= MOST_COLOURS:
-        numbers = np.unique(dataset.groups)
+        numbers = np.unique(dataset.groups[private_indices(dataset)])
         sets = {}
         for name, number in zip(described.groups, numbers):
             sets[name] = np.flatnonzero(dataset.groups == number)
