@@ -48,7 +48,10 @@ def regression_dataset(
       >>> dataset.task.name, dataset.num_outputs, dataset.num_classes
       ('regression', 1, 4)
     """
-    columns = as_array("targets", targets).astype(np.float64)
+    numbers = as_array(f"{name}: targets", targets)
+    if numbers.dtype.kind not in "iubf":
+        raise ValueError(f"{name}: targets are {numbers.dtype}; give numbers, [N] or [N, D]")
+    columns = numbers.astype(np.float64)
     columns = columns[:, None] if columns.ndim == 1 else columns
     if columns.ndim != 2 or not columns.size or not (np.abs(columns) <= FLOAT).all():
         bad = np.sum(~(np.abs(columns) <= FLOAT))
@@ -76,21 +79,28 @@ def standardised_targets(dataset: Dataset, *partitions: Partition) -> Dataset:
       *partitions: one or more splits, whose training samples are pooled.
 
     Raises:
-      ValueError: all training targets of a column are equal. One line.
+      ValueError: there are no training samples, or all training targets of a column are equal. One
+        line.
     """
     if dataset.task.name != "regression":
         return dataset
     train = all_of(tuple(itertools.chain(*partitions)))["train"]
+    if not len(train):
+        raise ValueError(
+            f"{dataset.name}: the split has no training samples, whose targets set the units; give "
+            "clients some"
+        )
     known = np.asarray(dataset.targets, np.float64)[train]
     return dataclasses.replace(dataset, task=_task_of(dataset.name, known))
 
 
 def _task_of(name: str, columns: np.ndarray) -> Task:
     centre, scale = columns.mean(0), columns.std(0)
-    if not (scale > 0).all():
+    # the deviation of equal numbers may be above 0 by rounding
+    equal = np.flatnonzero((columns.min(0) == columns.max(0)) | (scale == 0))
+    if len(equal):
         raise ValueError(
-            f"{name}: all targets of column {int(np.argmin(scale))} are {centre[scale == 0][0]:g}; "
-            "remove it"
+            f"{name}: all targets of column {equal[0]} are {centre[equal[0]]:g}; remove it"
         )
     return regression(tuple(centre.tolist()), tuple(scale.tolist()))
 

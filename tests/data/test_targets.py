@@ -55,6 +55,9 @@ def test_targets_of_training_samples_alone_set_the_units():
     alike = np.where(np.isin(np.arange(len(Y)), train), 1.0, Y)
     with pytest.raises(ValueError, match="toy: all targets of column 0 are 1; remove it"):
         standardised_targets(regression_dataset("toy", X, alike), partition)
+    untrained = [client._replace(train=client.val) for client in partition]
+    with pytest.raises(ValueError, match="toy: the split has no training samples"):
+        standardised_targets(dataset, untrained)
 
 
 def test_targets_that_repeat_make_fewer_groups():
@@ -118,6 +121,8 @@ def test_partitions_subsets_and_clients_keep_targets_with_their_samples(make):
         (lambda: regression_dataset("toy", X, np.where(Y > 700, np.nan, Y)), "NaN, infinite"),
         (lambda: regression_dataset("toy", X, 1e300 * Y), "or above 3.4"),
         (lambda: regression_dataset("toy", X, np.full(60, 3)), "are 3; remove it"),
+        (lambda: regression_dataset("toy", X, np.full(60, 0.1)), "are 0.1; remove it"),
+        (lambda: regression_dataset("toy", X, ["a"] * 60), "toy: targets are <U1; give numbers"),
         (lambda: regression_dataset("toy", X, Y[:50]), "50"),
         (lambda: regression_dataset("toy", X, Y, bins=0), "bins is 0"),
         (lambda: multi_label_dataset("toy", X, MARKS + 1), "of 0 and 1"),
