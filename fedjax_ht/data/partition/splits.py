@@ -73,7 +73,7 @@ def deal_classes(
     for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):
         cumulative = np.cumsum(weight)
         shuffled = indices[rng.permutation(members)]
-        # the ratio ends at exactly 1, so that rounding loses no sample; the margin is for edges that
+        # the ratio ends at exactly 1, so that rounding loses no sample; the margin keeps edges that
         # are whole numbers but for rounding
         if cumulative[-1] > 0:
             edges = np.floor(cumulative / cumulative[-1] * len(shuffled) + 1e-9).astype(int)

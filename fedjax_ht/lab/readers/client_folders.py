@@ -74,7 +74,7 @@ def read_client_folders(root: Path, options: ReadOptions) -> Raw:
         clients.append(ClientIndices(train=indices[0], val=np.arange(0), test=indices[1]))
     if not any(len(client.test) for client in clients):
         raise ValueError("no client has a test sample, so no model can be scored")
-    _, inputs, labels = _joined([part for part in parts if len(part.labels)])
+    inputs, labels = _joined([part for part in parts if len(part.labels)])
     labels, class_names, converted = _classes(labels, num_classes)
     return Raw(
         inputs,
@@ -97,13 +97,13 @@ def _classes(
     return np.searchsorted(values, labels), names, (phrase,)
 
 
-def _joined(parts: Sequence[_Part]) -> _Part:
-    """Concatenates all parts."""
+def _joined(parts: Sequence[_Part]) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenates the samples and the labels of all parts."""
     kinds = sorted({part.kind for part in parts})
     if len(kinds) > 1:
         raise ValueError(f"some clients have {kinds[0]} and others {kinds[1]}")
     inputs = np.concatenate([part.inputs for part in parts])
-    return _Part(kinds[0], inputs, np.concatenate([part.labels for part in parts]))
+    return inputs, np.concatenate([part.labels for part in parts])
 
 
 def _sizes(root: Path) -> tuple[int, int | None]:

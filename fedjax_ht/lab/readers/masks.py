@@ -62,10 +62,7 @@ def read_masks(root: Path, options: ReadOptions) -> Raw:
         official={x: rows for x, rows in official.items() if len(rows)},
         groups=np.searchsorted(folders, owners) if is_grouped else None,
         targets=pixels[..., 0],
-        reading=Reading(
-            path=str(root),
-            group_names=tuple(folders) if is_grouped else (),
-        ),
+        reading=Reading(group_names=tuple(folders) if is_grouped else ()),
     )
 
 
