@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.check.names import listed
-from fedjax_ht.core.inputs import AsStored, Standardised
+from fedjax_ht.core.inputs import AsStored, Standardised, is_image, looks_like_image
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
 
@@ -62,6 +62,11 @@ def refuse_unfit(dataset: Dataset) -> None:
         raise ValueError(
             f"{dataset.name} cannot be standardised: its stored samples are not floats; for images "
             "use dataset.normalisation"
+        )
+    if is_image(x.shape[1:]) and looks_like_image(x.shape[1:3]):  # windows are longer
+        raise ValueError(
+            f"{dataset.name} cannot be standardised: its samples are images, {list(x.shape[1:])}; "
+            "give windows as [N, T, channels], and images as bytes"
         )
 
 

@@ -52,6 +52,9 @@ def test_windows_are_standardised_by_signal():
     dataset = fl.standardised(table(fl.AsStored(), windows), SPLIT)
     np.testing.assert_allclose(dataset.preprocess.mean, windows[TRAIN].mean((0, 1)), rtol=1e-5)
     np.testing.assert_allclose(dataset.preprocess.std, windows[TRAIN].std((0, 1)), rtol=1e-5)
+    for axes in ((128, 3, 3), (256, 3, 9)):  # units and signals
+        dataset = fl.standardised(table(fl.AsStored(), np.zeros((60, *axes))), SPLIT)
+        assert dataset.preprocess.mean.shape == axes[1:]
 
 
 def test_a_partition_standardises_a_table():
@@ -74,11 +77,12 @@ def test_splits_may_share_a_scale():
         fl.Dataset("t", np.ones((60, 3), int), LABELS, ("a", "b")),
         fl.Dataset("t", np.full((60, 4, 4, 1), 99, np.uint8), LABELS, ("a", "b")),
         table(lambda x: x),
+        table(fl.AsStored(), np.ones((60, 8, 8, 3))),
     ],
 )
 def test_what_cannot_be_standardised_is_refused(dataset):
     with pytest.raises(
-        ValueError, match="t cannot be standardised: its stored samples are not floats"
+        ValueError, match=r"t cannot be standardised: its (stored samples are not floats|.* images)"
     ):
         fl.standardised(dataset, SPLIT)
 
@@ -179,3 +183,9 @@ def test_images_are_normalised_by_the_moments_of_their_set_or_imagenets(name, ki
 def test_moments_that_are_unknown_or_do_not_fit(kind, message):
     with pytest.raises(ValueError, match=message):
         normalised(make_dataset([3, 2]), kind)
+
+
+def test_floats_are_not_normalised_again():
+    photos = fl.Dataset("p", RNG.normal(size=(60, 8, 8, 3)), LABELS)
+    with pytest.raises(ValueError, match="imagenet', but models see the floats of p as stored"):
+        normalised(photos, "imagenet")

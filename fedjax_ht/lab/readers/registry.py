@@ -314,6 +314,11 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
                 "normalisation is 'imagenet', which needs images of three channels; a sample of "
                 f"{dataset.name} is {described(shape)}"
             )
+        if not isinstance(dataset.preprocess, Pixels):
+            raise ValueError(
+                f"normalisation is 'imagenet', but models see the floats of {dataset.name} as "
+                "stored; give images as bytes, or leave normalisation at 'half'"
+            )
         return dataclasses.replace(dataset, preprocess=Pixels(*IMAGENET_MOMENTS))
     source = SOURCES.get(dataset.name)
     if source is None or source.moments is None:
