@@ -99,21 +99,26 @@ def _is_pytree(inputs: Sequence, count: int) -> bool:
     return len(inputs) > 0 and all(np.shape(leaf)[:1] == (count,) for leaf in leaves)
 
 
-def as_images(inputs: Any) -> Any:
+def as_images(inputs: Any) -> tuple[Any, tuple[str, ...]]:
     """Returns images of bytes as uint8 [N, H, W, C], anything else unchanged.
 
     Grey images [N, H, W], such as MNIST's, get a channel axis. Other integers with the shape and
-    range of images, e.g. from lists of pixels, become bytes; integers with two axes are tokens.
+    range of images, e.g. from lists of pixels, become bytes, which the second result says; integers
+    with two axes are tokens.
     """
     if not isinstance(inputs, np.ndarray) or inputs.dtype.kind not in "iu":
-        return inputs
+        return inputs, ()
     has_channels = inputs.ndim == 4 and inputs.shape[-1] in CHANNELS
     if not (has_channels or inputs.ndim == 3) or not looks_like_image(inputs.shape[1:3]):
-        return inputs
+        return inputs, ()
     if not _may_be_bytes(inputs):
-        return inputs
+        return inputs, ()
+    converted: tuple[str, ...] = ()
+    if inputs.dtype != np.uint8:
+        low, high = inputs.min(), inputs.max()
+        converted = (f"{inputs.dtype} images from {low} to {high} kept as bytes",)
     images = inputs.astype(np.uint8, copy=False)
-    return images if has_channels else images[..., None]
+    return images if has_channels else images[..., None], converted
 
 
 def _may_be_bytes(x: np.ndarray) -> bool:

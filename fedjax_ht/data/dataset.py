@@ -37,7 +37,7 @@ from fedjax_ht.data.copies import copied
 from fedjax_ht.data.indices import ClientIndices as ClientIndices
 from fedjax_ht.data.indices import Partition as Partition
 from fedjax_ht.data.indices import all_of, checked_partition, checked_sets
-from fedjax_ht.data.meaning import coding_doubts, name_doubts, refuse_twice
+from fedjax_ht.data.meaning import coding_doubts, group_doubts, name_doubts, refuse_twice
 from fedjax_ht.data.reading import Reading
 
 _LOGGER = logging.getLogger(__name__)
@@ -114,8 +114,9 @@ class Dataset:
                 f"but there are {self.num_classes} class names"
             )
         inputs = as_inputs(name, self.inputs, len(labels))
+        converted: tuple[str, ...] = ()
         if isinstance(self.preprocess, Pixels | None):
-            inputs = as_images(inputs)
+            inputs, converted = as_images(inputs)
         _check_samples(name, inputs, labels)
         if self.vocabulary is not None:
             _check_tokens(name, inputs, self.vocabulary)
@@ -128,14 +129,15 @@ class Dataset:
         }
         fields |= self._checked_parts(labels)
         made_in_memory = self.reading is None
-        if made_in_memory:
-            fields["reading"] = Reading()
+        reading = self.reading or Reading()
+        fields["reading"] = dataclasses.replace(reading, converted=(*reading.converted, *converted))
         for field, value in fields.items():
             object.__setattr__(self, field, value)  # the dataclass is frozen
         for x in jax.tree.leaves((self.inputs, self.labels, self.targets)):
             x.flags.writeable = False
         if made_in_memory:
-            for line in self.doubts:
+            remedy = "; give preprocess=fl.AsStored() if they are not images"
+            for line in (*(change + remedy for change in converted), *self.doubts):
                 _LOGGER.warning(f"{name}: {line}")
 
     def __repr__(self) -> str:
@@ -172,6 +174,8 @@ class Dataset:
             lines = label_doubts(self.labels, self.class_names) + lines
             lines += tuple(name_doubts(self.labels, self.class_names))
             lines += tuple(self._coding_doubts())
+        if self.groups is not None and self.reading:
+            lines += tuple(group_doubts(self.groups, self.reading.group_names))
         if isinstance(self.preprocess, Pixels):
             lines += byte_doubts(self.inputs)
         return lines

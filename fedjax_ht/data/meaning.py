@@ -93,6 +93,25 @@ def name_doubts(labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
     return lines
 
 
+def group_doubts(groups: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Returns a warning for each group whose name marks a missing value.
+
+    Args:
+      groups: the samples' groups, int [N].
+      names: the name of each group; () for numbers.
+    """
+    lines = []
+    for marker in _markers(names):
+        count = np.count_nonzero(groups == list(names).index(marker))
+        if not count:  # in a subset
+            continue
+        lines.append(
+            f"{count} of {len(groups)} samples have the group {marker!r}, which often marks a "
+            "missing value; drop them if they have no group"
+        )
+    return lines
+
+
 def _markers(names: Sequence[str]) -> list[str]:
     """Returns names that mark a missing label, but no signs if others, such as "!", are classes."""
     missing = {name for name in names if spelling(name).translate(_LOOKS).lower() in MISSING}

@@ -1,5 +1,6 @@
 """Arrays as users have them are taken where their meaning is plain, else refused in one line."""
 
+import dataclasses
 from collections import UserList
 
 import jax.numpy as jnp
@@ -88,6 +89,19 @@ def test_pandas_is_taken():
 def test_inputs_that_a_device_would_change_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
         fl.Dataset("d", inputs, LABELS, NAMES)
+
+
+def test_integers_that_become_images_are_said(caplog):
+    windows = np.arange(4 * 20 * 9, dtype=np.int16).reshape(4, 20, 9) % 200
+    dataset = fl.Dataset("d", windows, LABELS, NAMES)
+    assert dataset.inputs.dtype == np.uint8
+    change = "int16 images from 0 to 199 kept as bytes"
+    assert fl.describe(dataset).converted == (change,)
+    assert caplog.messages == [f"d: {change}; give preprocess=fl.AsStored() if they are not images"]
+    caplog.clear()
+    assert fl.Dataset("d", windows, LABELS, NAMES, fl.AsStored()).inputs.dtype == np.int16
+    assert fl.describe(dataclasses.replace(dataset, name="e")).converted == (change,)
+    assert not caplog.messages
 
 
 def test_grey_images_of_bytes_need_no_axis_of_channels():

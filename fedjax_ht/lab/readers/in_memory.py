@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fedjax_ht.check.names import kind_of_value, listed
 from fedjax_ht.check.packages import needing
-from fedjax_ht.core.inputs import channels_first
+from fedjax_ht.core.inputs import channels_first, looks_like_image
 from fedjax_ht.data.conversion import as_array, as_labels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.reading import Reading
@@ -87,14 +87,23 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
     pairs = {key: _pairs(key, part) for key, part in sets.items()}
     official = one_after_another(zip(names_of_sets, map(len, pairs.values())))
     every = [pair for part in pairs.values() for pair in part]
+    forms = sorted({str(sample.dtype) for sample, _ in every if sample.ndim})
+    if len({np.dtype(form).kind for form in forms}) > 1:
+        raise ValueError(
+            f"{name}: samples are {' and '.join(forms)}, which may have different scales; give all "
+            "samples the same type"
+        )
     labels = as_labels(name, [label for _, label in every])
     x = as_array(f"{name}: samples", [sample for sample, _ in every])
-    names = class_names or _classes(name, sets.values()) or numbered_classes(int(labels.max()) + 1)
+    names = _classes(name, sets.values()) if class_names is None else class_names
+    if not len(names):
+        names = numbered_classes(int(labels.max()) + 1)
     if x.ndim == 1:
         x = x[:, None]  # one number per sample
     samples = image_or_stored("x", x)
     inputs, converted = samples.inputs, samples.converted
-    if inputs.ndim == 4 and channels_first(inputs.shape):  # normalised or resized images
+    is_image = inputs.ndim == 4 and looks_like_image(inputs.shape[2:])
+    if is_image and channels_first(inputs.shape):  # normalised or resized images
         inputs, converted = inputs.transpose(0, 2, 3, 1), ("images turned to channels last",)
     raw = Raw(
         np.ascontiguousarray(inputs),

@@ -67,13 +67,20 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
         parts, part_labels, part_groups = (
             [arrays[of_sets[name]] for name in sets if of_sets] for of_sets in found.values()
         )
-        part_labels = list(map(_column, part_labels))
+        if options.task != "multi-label":  # whose [N, 1] is one label
+            part_labels = list(map(_column, part_labels))
         for name, part, of_part in zip(sets, parts, part_labels):
             if part.shape[:1] != of_part.shape[:1] or not part.ndim:
                 raise ValueError(
                     f"{found['samples'][name]}: {len(part) if part.ndim else 'no axis of'} samples "
                     f"but labels of shape {of_part.shape}"
                 )
+        if len({part.dtype.kind for part in parts}) > 1:
+            forms = [f"{found['samples'][x]} is {part.dtype}" for x, part in zip(sets, parts)]
+            raise ValueError(
+                f"{' and '.join(forms)}, which may have different scales; give samples of all sets "
+                "the same type"
+            )
         official = _official(arrays, sets, list(map(len, parts)))
         names, columns = (_texts(arrays, keys) for keys in _NAMES)
         vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
@@ -85,7 +92,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
     key = found["samples"][sets[0]]
     is_image = next((_IS_IMAGE[stem] for stem in _IS_IMAGE if stem in key.lower()), None)
     samples = image_or_stored(key, _joined(parts), is_image)
-    rule, warnings = samples.preprocess, list(samples.warnings)
+    rule = samples.preprocess
     if rule is not None and len(scale) == len(_SCALE):
         rule = Standardised(*scale)
     left_out = tuple(LeftOut(0, f"array {name}", "unrecognised name") for name in others)
@@ -118,7 +125,7 @@ def read_npz(file: Path, options: ReadOptions) -> Raw:
             group_names=group_names,
             left_out=left_out,
             converted=samples.converted,
-            warnings=tuple(warnings),
+            warnings=samples.warnings,
         ),
     )
 
@@ -187,8 +194,6 @@ def _official(
     if "" not in sets:
         return one_after_another(zip(sets, counts))
     (count,) = counts
-    if "official_test" not in arrays:
-        return {}
     masks = {}
     for of_set in ("test", "val"):
         name = f"official_{of_set}"
@@ -196,6 +201,8 @@ def _official(
             mask = masks[of_set] = arrays[name]
             if mask.dtype != bool or mask.shape != (count,):
                 raise ValueError(f"{name} is {mask.dtype} {mask.shape}, not bool ({count},)")
+    if not masks:
+        return {}
     named = np.sum(list(masks.values()), axis=0)
     if named.max(initial=0) > 1:
         raise ValueError("official_test and official_val name a sample twice")

@@ -183,6 +183,8 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
         return regression_dataset(name, inputs, raw.targets, **fields)
     if options.task == "per-pixel":
         masks = raw.targets
+        if masks.dtype.kind in "iub" and masks.size and 0 <= masks.min() <= masks.max() <= 255:
+            masks = masks.astype(np.uint8, copy=False)
         if is_image and masks.ndim == 3 and masks.dtype == np.uint8:
             masks = resize(masks[..., None], options.image_size, nearest=True)[..., 0]
         return per_pixel_dataset(name, inputs, masks, names, **fields)

@@ -91,6 +91,11 @@ def table_raw(
     columns, place = table.columns, table.place
     if not sum(table.counts):
         raise ValueError("it has no rows")
+    if split and table.owners.official:
+        raise ValueError(
+            f"split is {split!r}, but the data are the sets {listed(list(table.owners.official))}; "
+            "leave split out, or concatenate the sets"
+        )
     rest = _without(list(columns), split=split, client=client)
     roles = table.roles or roles_of(rest, options)
     official, clients = table.owners.official, None
@@ -154,7 +159,12 @@ def _samples(roles: Roles, features: list[Any], table: Table) -> Samples:
     if kind == "texts":
         numbers = [[float(x) if x.isdecimal() else 0.5 for x in column] for column in features]
         refuse_index(roles, list(map(np.array, numbers)) if len(features) > 1 else ())
-        return Samples(list(map(" ".join, zip(*features))), None, (), ())
+        texts = list(map(" ".join, zip(*features)))
+        if blank := [row for row, text in enumerate(texts) if not text.strip()][:1]:
+            raise ValueError(
+                f"{table.place(blank[0])} has no text in {listed(roles.features)}; {FILL}"
+            )
+        return Samples(texts, None, (), ())
     columns = (features.pop(0) for _ in roles.features)  # frees each as it is copied
     return _numbers(roles, columns, table)
 
@@ -172,7 +182,23 @@ def _numbers(roles: Roles, columns: Iterable[np.ndarray], table: Table) -> Sampl
             f"{table.place(row)} has {inputs[row, i]:g} in column {roles.features[i]!r}; {FILL}"
         )
     refuse_index(roles, list(inputs.T))
-    return Samples(inputs.astype(np.float32), Standardised(), (), ())
+    stored = inputs.astype(np.float32)
+    return Samples(stored, Standardised(), (), _merged(roles.features, inputs, stored))
+
+
+def _merged(names: Sequence[str], inputs: np.ndarray, stored: np.ndarray) -> tuple[str, ...]:
+    """Returns warnings on columns with different integers that are equal in float32."""
+    lines = []
+    for name, column, rounded in zip(names, inputs.T, stored.T):
+        if (column == rounded).all() or (column != np.floor(column)).any():
+            continue
+        many, few = len(np.unique(column)), len(np.unique(rounded))
+        if few < many:
+            lines.append(
+                f"column {name!r} has {many} different integers, which are {few} numbers in "
+                "float32; subtract an offset, or drop the column"
+            )
+    return tuple(lines)
 
 
 def _without(columns: Sequence[str], **owners: str) -> list[str]:
@@ -375,6 +401,10 @@ def arrow_column(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
         return flat
     try:
         return pa.array(values, from_pandas=True)
+    except OverflowError:
+        raise ValueError(
+            f"column {name!r} has integers beyond 64 bits; convert it to text, or drop the column"
+        ) from None
     except pa.ArrowException:
         kinds = sorted({type(value).__name__ for value in values if value is not None})
         raise ValueError(

@@ -113,6 +113,9 @@ FAULTS = {
     "texts hospital, numbers age, dose; a sample has one kind": frame(hospital=HOSPITAL),
     "row 0 has no value in column 'outcome'": frame(outcome=GAPS),
     "column 'none' has no values; convert it": frame(none=np.full(COUNT, None)),
+    "column 'id' has integers beyond 64 bits": frame(
+        id=np.array([2**70 + i for i in range(COUNT)])
+    ),
     "row 1 of column 'rows' is a NoneType; give": frame(rows=[np.zeros(3), None] * 15),
     "the frame is a numpy.ndarray; it must be a pandas.DataFrame": np.zeros((3, 3)),
     "collect a lazy frame with frame.collect()": Lazy(),
@@ -164,6 +167,15 @@ def test_pipelines_of_torchvision_are_kept_as_floats_channels_last():
     assert list(dataset.groups) == [0, 0, 1, 1] * 2
 
 
+def test_windows_of_torch_are_kept_as_they_are():
+    windows = RNG.normal(size=(8, 1, 128, 9)).astype(np.float32)
+    dataset = fl.Dataset.from_torch(
+        [(x, i % 2) for i, x in enumerate(windows)], np.array(["a", "b"])
+    )
+    np.testing.assert_array_equal(dataset.inputs, windows)
+    assert dataset.class_names == ("a", "b") and not dataset.reading.converted
+
+
 class Jittered(list):
     def __getitem__(self, i):
         return RNG.normal(size=3), i % 2
@@ -193,6 +205,10 @@ TORCH = {
     "it must have a length and samples by index": iter([1]),
     "item 0 is a tuple; it must be a pair": [(1, 2, 3)],
     "torch has no samples": [],
+    "torch: samples are float32 and uint8, which may have": {
+        "train": [(np.zeros((8, 8), np.float32), 0)],
+        "test": [(np.zeros((8, 8), np.uint8), 1)],
+    },
     "its sets are train, extra; extra is not": {"train": [], "extra": []},
     "torch: its parts have different classes": {
         "train": Pairs([(1, 0)]),
@@ -219,6 +235,8 @@ def test_a_dict_of_hugging_face_by_set():
     np.testing.assert_array_equal(dataset.inputs, [*train, *test])
     assert dataset.class_names == ("cat", "dog", "emu")
     assert dataset.official["test"].tolist() == list(range(6, 12))
+    with pytest.raises(ValueError, match="split is 'label', but the data are the sets train, test"):
+        fl.Dataset.from_hf(sets, split="label")
 
 
 def transformed() -> HuggingFace:

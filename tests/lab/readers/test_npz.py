@@ -158,10 +158,11 @@ def test_groups_of_samples(tmp_path, owners, key):
     assert dataset.groups.tolist() == expected and dataset.official["test"].tolist() == [3]
 
 
-def test_official_sets_by_a_mask(tmp_path):
-    arrays = {"x": SIGNALS, "y": OWN_LABELS, "official_test": [False, True, False, True]}
+@pytest.mark.parametrize("of_set", ["test", "val"])
+def test_official_sets_by_a_mask(tmp_path, of_set):
+    arrays = {"x": SIGNALS, "y": OWN_LABELS, f"official_{of_set}": [False, True, False, True]}
     dataset = load_dataset(saved(tmp_path, **arrays))
-    assert sets(dataset) == {"train": [0, 2], "test": [1, 3]}
+    assert sets(dataset) == {"train": [0, 2], of_set: [1, 3]}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,10 @@ def named(*names: str) -> dict[str, np.ndarray]:
     return {name: Y if name[0] in "yl" else PHOTOS for name in names}
 
 
+def two_scales(train, test) -> dict[str, np.ndarray]:
+    return {"x_train": train, "y_train": Y, "x_test": test, "y_test": Y}
+
+
 def photos(images, labels=Y) -> dict[str, np.ndarray]:
     return {"images": images, "labels": labels}
 
@@ -204,6 +209,8 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": PHOTOS > 9, "y": Y}, "call it images if it is, where True becomes 255, or"),
         ({"x": SIGNALS > 0}, "x is bool (4, 16, 9); call it images"),
         ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
+        (two_scales(PHOTOS / 255, PHOTOS), "x_train is float64 and x_test is uint8, which may"),
+        (two_scales(PHOTOS, PHOTOS / 255), "x_train is uint8 and x_test is float64, which may"),
         # one pixel chooses no range
         (photos(with_pixel(1.7)), "divide by the maximum"),
         (photos((PHOTOS - 120.0) / 60), "as they were before they were normalised, uint8, or"),

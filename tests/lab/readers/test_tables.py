@@ -223,6 +223,7 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
         ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
         ("", (LABELS, range(ROWS), TEXTS), "column '2' has a different integer in every row"),
         ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),
+        ("label,text", (LABELS, [*TEXTS[:3], " ", *TEXTS[4:]]), "line 5 has no text in text; fill"),
     ],
 )
 def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
@@ -277,6 +278,25 @@ def test_columns_that_are_named(tmp_path):
     for name in ("csv:numbers.csv", "csv:numbers.csv::Person"):
         dataset = load_dataset(name, tmp_path)
         assert dataset.groups.tolist() == [30, 5] and dataset.class_names == ("0", "1")
+
+
+def test_different_integers_that_are_equal_as_floats_are_said(tmp_path, caplog):
+    days = 20230101 + np.arange(ROWS) % 14
+    large = 10**9 + 1000 * (np.arange(ROWS) % 7)  # rounded, but all different
+    head = "day,large,age,label"
+    load_dataset(
+        write_table(tmp_path / "t.csv", head, days, large, VALUES[:, 0], LABELS) + ":label"
+    )
+    (line,) = caplog.messages
+    assert "column 'day' has 14 different integers, which are 8 numbers in float32; sub" in line
+
+
+def test_a_group_that_marks_a_missing_value_is_said(tmp_path, caplog):
+    sites = np.array(["NA", "north", "south"])[np.arange(ROWS) % 3]
+    name = write_table(tmp_path / "t.csv", "a,b,label,site", *VALUES.T, LABELS % 2, sites)
+    load_dataset(f"{name}:label:site")
+    (line,) = caplog.messages
+    assert "20 of 60 samples have the group 'NA', which often marks a missing value" in line
 
 
 @pytest.mark.parametrize(

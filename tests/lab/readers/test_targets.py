@@ -46,6 +46,18 @@ def test_several_labels(table, tmp_path):
     arrays = load_dataset(f"npz:{tmp_path}/x.npz", task="multi-label")
     np.testing.assert_array_equal(arrays.targets, MARKS)
     assert arrays.class_names == dataset.class_names
+    np.savez(tmp_path / "x.npz", inputs=X, labels=MARKS[:, :1])
+    one = load_dataset(f"npz:{tmp_path}/x.npz", task="multi-label")
+    np.testing.assert_array_equal(one.targets, MARKS[:, :1])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, bool])
+def test_masks_are_resized_with_their_images(tmp_path, dtype):
+    images = RNG.integers(0, 256, (4, 16, 16, 3), np.uint8)
+    masks = np.arange(16) // 8 * np.ones((4, 16, 1), int)
+    np.savez(tmp_path / "x.npz", images=images, labels=masks.astype(dtype))
+    dataset = load_dataset(f"npz:{tmp_path}/x.npz", image_size=8, task="per-pixel")
+    np.testing.assert_array_equal(dataset.targets, masks[:, ::2, ::2])
 
 
 REFUSED = {  # column, task -> words of the line
