@@ -349,8 +349,8 @@ class Dataset:
           name: the set's name.
 
         Raises:
-          ValueError: an item is not such a pair, or differs when it is read again, or sets have
-            different classes. One line.
+          ValueError: an item is not such a pair, or differs when it is read again; samples are of
+            several types, such as bytes and floats; or sets have different classes. One line.
         """
         return _readers().from_torch(dataset, class_names, groups, name)
 
