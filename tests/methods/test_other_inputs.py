@@ -1,5 +1,7 @@
 """Methods on texts and sensor windows: those that need no images run, the others say so."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from tests.standard import method_of, played
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
 SHAPES = {"texts": (LENGTH,), "windows": (16, 3), "windows of units": (16, 2, 3)}
-# methods that make or change images; ADAPTERS need networks with adapters, as in test_adapters
+# methods that make or change images
 IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd", "pfedes")
+OWN_NETWORKS = federations.ADAPTERS | federations.IN_STAGES  # tested where these are
 ALWAYS = [("texts", "fedproto"), ("windows", "fedtgp")]
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)
 
@@ -29,17 +32,18 @@ def dataset_of(kind: str) -> Dataset:
     """The tiny federation's samples as texts of two to six tokens, some of which go with the class,
     or as waves whose frequency is the class."""
     dataset, _ = federations.samples()
-    rng, labels, named = np.random.default_rng(0), dataset.labels, dataset.class_names
+    rng, labels = np.random.default_rng(0), dataset.labels
+    fields = {"labels": labels, "class_names": dataset.class_names, "public": dataset.public}
     shape = (len(labels), *SHAPES[kind])
     if kind == "texts":
         tokens = rng.integers(1, VOCABULARY, shape)
         tokens[:, 1] = labels + 1
         tokens[np.arange(LENGTH) >= rng.integers(2, LENGTH + 1, len(labels))[:, None]] = 0
-        return Dataset(kind, tokens.astype(np.uint16), labels, named, vocabulary=VOCABULARY)
+        return Dataset(kind, tokens.astype(np.uint16), vocabulary=VOCABULARY, **fields)
     phases = rng.uniform(0, 6, (len(labels), 1))
     wave = np.sin(np.arange(shape[1]) * (labels[:, None] + 1) * 0.4 + phases)
     x = wave.reshape(*shape[:2], *[1] * (len(shape) - 2)) + 0.1 * rng.normal(size=shape)
-    return Dataset(kind, x.astype(np.float16), labels, named)
+    return Dataset(kind, x.astype(np.float16), **fields)
 
 
 def module_of(kind: str, name: str):
@@ -62,7 +66,10 @@ def federation_for(kind: str, name: str) -> Federation:
         modules = {"narrow": module_of(kind, "narrow")}
         return make_federation(modules, *task, num_clients=federations.NUM_CLIENTS)
     modules = {name: module_of(kind, name) for name in ("narrow", "wide")}
-    return make_federation(modules, *task, assignment=federations.ASSIGNMENT)
+    federation = make_federation(modules, *task, assignment=federations.ASSIGNMENT)
+    if name not in federations.ON_PUBLIC_SET:
+        return federation
+    return dataclasses.replace(federation, public=dataset_of(kind).public_set)
 
 
 def simulation_of(kind: str, method, federation, options):
@@ -74,7 +81,7 @@ def cases():
     yield pytest.param("windows of units", "fedproto", marks=pytest.mark.slow)
     for kind in ("texts", "windows"):
         for name in METHODS:
-            if name not in IMAGES and name not in federations.ADAPTERS:
+            if name not in IMAGES and name not in OWN_NETWORKS:
                 marks = () if (kind, name) in ALWAYS else pytest.mark.slow
                 yield pytest.param(kind, name, marks=marks)
 
