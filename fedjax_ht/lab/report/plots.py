@@ -287,7 +287,7 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
     values = {name: mean_of_clients(runs) for name, runs in histories.items()}
     first, score = next(iter(values.values())), score_in(histories)
     order = np.argsort(np.nan_to_num(score.sign * first, nan=-np.inf), kind="stable")
-    one_by_one = len(first) <= ROOM
+    one_by_one = len(first) <= ROOM and all(len(x) == len(first) for x in values.values())
     width = max(8.4, 0.22 * len(order) + 2) if one_by_one else 8.4
     figure, axes = subplots(figsize=(min(WIDE, width), 4))
     looks = styles(values)

@@ -145,6 +145,13 @@ def has_clock(histories: Mapping[str, Runs]) -> bool:
     return any("simulated_clock" in row for row in rows_of_all(histories))
 
 
+def up_to(runs: Runs, last: int | None = None) -> list[list[Row]]:
+    """Returns each run's rows up to a round, by default the last one of all begun runs."""
+    if last is None:
+        last = min((rows[-1]["round"] for rows in runs if rows), default=0)
+    return [[row for row in rows if row["round"] <= last] for rows in runs]
+
+
 def mean(numbers: Sequence[float], default: float) -> float:
     """Returns the mean, or the default without numbers."""
     return float(np.mean(numbers)) if len(numbers) else default

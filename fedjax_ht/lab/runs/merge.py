@@ -36,7 +36,7 @@ from fedjax_ht.lab.runs.folder import (
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to merge the runs into.", allow_override=True
 )
-LANES = "lanes.json"
+LANES, SEARCH = "lanes.json", "search"
 FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have equal rounds
 
 
@@ -73,6 +73,9 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
                 for folder in map(folder_of, part.entries):
                     if (part.path / folder).exists():  # the entry has begun
                         shutil.copytree(part.path / folder, made / folder)
+                for searched in (part.path / SEARCH).glob("*"):  # by compare --fair
+                    if not (made / SEARCH / searched.name).exists():
+                        shutil.copytree(searched, made / SEARCH / searched.name)
             if (part.path / LANES).exists():
                 lanes = read_json(part.path / LANES) | lanes
         write_folder(Folder(made, parts[0].fields | {"entries": list(entries.values())}, notes))

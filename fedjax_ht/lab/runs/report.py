@@ -18,7 +18,7 @@ from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.report.compared import FILE, Page, compared, read_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
-from fedjax_ht.lab.report.rows import are_evaluated
+from fedjax_ht.lab.report.rows import are_evaluated, up_to
 from fedjax_ht.lab.runs.folder import locked, read_folder
 from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.lab.runs.own_methods import read_experiment
@@ -61,7 +61,7 @@ def report_run(
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.runs), None, repeat())
         entries = _entries_of(page, experiment, workdir)
-        histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
+        histories = {entry.label: up_to(read_runs(workdir / entry.folder)) for entry in entries}
         if not any(map(are_evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
         config = experiment.config

@@ -24,10 +24,10 @@ from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.base import AnyConfig, typed_config
 from fedjax_ht.lab.config.entries import OVERRIDDEN, only, preset, presets_of, split_spec
-from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.sections import Config, folder_of
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of
+from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of, up_to
 from fedjax_ht.lab.runs.folder import locked, read_json, run_folder, write_folder, write_json
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.lab.runs.objects import with_names
@@ -115,14 +115,17 @@ def searched(
         catch_signals() as caught,
         jax.default_matmul_precision(config.precision),
     ):
-        notes = noted(experiment)
-        write_folder(run_folder(experiment.config, experiment.entries, workdir, notes))
+        folder = run_folder(experiment.config, experiment.entries, workdir, noted(experiment))
+        if others := [label for label in folder.entries if label not in experiment.runs]:
+            raise ValueError(
+                f"{workdir} holds a search of other points, such as {others[0]}; search those as "
+                "well, or choose another --workdir"
+            )
+        write_folder(folder)
 
         def search(trace: bool) -> SearchResult:
-            order, train = trainer(
-                experiment, workdir, trace=trace, tasks=tasks, tell=tell, caught=caught
-            )
-            result = _halved(list(experiment.runs), order, at, workdir, train=train, tell=tell)
+            train = trainer(experiment, workdir, trace=trace, tasks=tasks, tell=tell, caught=caught)
+            result = _halved(list(experiment.runs), at, workdir, train=train, tell=tell)
             return result._replace(score=score_of_task(experiment.dataset.task))
 
         try:
@@ -134,7 +137,6 @@ def searched(
 
 def _halved(
     labels: Sequence[str],
-    order: Sequence[str],
     at: Sequence[int],
     workdir: Path,
     *,
@@ -147,7 +149,6 @@ def _halved(
 
     Args:
       labels: the points.
-      order: the points in the order of training.
       at: the rounds, see `rungs`.
       workdir: the search's folder.
       train: trains points, and calls a function with the label and runs of each.
@@ -157,15 +158,15 @@ def _halved(
     if record.exists():
         scores_at = {int(rounds): scores for rounds, scores in read_json(record).items()}
     alive = list(labels)
-    folders = {label: workdir / "points" / f"{n:03d}" for n, label in enumerate(order)}
+    folders = {label: workdir / "points" / folder_of(label) for label in labels}
     for rounds in at:
         scores_at.setdefault(rounds, {})
-        here = [label for label in order if label in alive]
+        here = alive
 
         def done(label: str, runs: Runs, rounds: int = rounds, here: list[str] = here) -> None:
             score = _score(runs, f"{label}, up to round {rounds}", tell)
             scores = scores_at[rounds] | {label: score}
-            # in an order that does not depend on the order of training
+            # in the order of the points, which may train in another
             scores_at[rounds] = {each: scores[each] for each in here if each in scores}
             write_json(record, scores_at)
 
@@ -280,13 +281,17 @@ def table(result: SearchResult) -> str:
 
 def budget(config: Config, points: int, halvings: int) -> str:
     """Describes the cost of a search."""
-    trained = rounds_trained(points, rungs(config.rounds, halvings))
+    trained = config.trials * rounds_trained(points, rungs(config.rounds, halvings))
     count = config.trials if config.partition.per_trial else 1
-    splits = "1 split" if count == 1 else f"{count} splits"
+    splits = f"{count} split{'s' * (count > 1)} of {_seeds(config.partition.seed, count)}"
     return (
-        f"{points} settings, {trained} rounds of training, by validation on {splits} of seed "
-        f"{config.partition.seed}, seed {config.seed}"
+        f"{points} settings, {trained} rounds of training, by validation on {splits}, "
+        f"{_seeds(config.seed, config.trials)}"
     )
+
+
+def _seeds(first: int, count: int) -> str:
+    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
 @checked
@@ -385,8 +390,8 @@ def trainer(
     tasks: Tasks | None,
     tell: Callable[[str], None],
     caught: Sequence[int],
-) -> tuple[list[str], Train]:
-    """Returns the points in the order of their programs, and a function that trains some of them.
+) -> Train:
+    """Returns a function that trains some of the points, in the order of their programs.
 
     Args:
       experiment: the plan, with the points as its entries.
@@ -404,13 +409,14 @@ def trainer(
             tell(*what)
 
     def train_here(rounds: int, folders: Mapping[str, Path], done: Done) -> None:
-        for label, folder in folders.items():
-            done(label, train_point(points[label], rounds, folder, hear, caught))
+        for label, point in points.items():
+            if label in folders:
+                done(label, train_point(point, rounds, folders[label], hear, caught))
 
     def train_far(rounds: int, folders: Mapping[str, Path], done: Done) -> None:
         pickled, calls = pickle.dumps(experiment.config), {}
-        for label, folder in folders.items():
-            place = Path(os.path.abspath(folder))
+        for label in filter(folders.__contains__, points):
+            place = Path(os.path.abspath(folders[label]))
             calls[label] = (point_task, pickled, trace, label, rounds, place)
 
         assert tasks is not None
@@ -418,7 +424,7 @@ def trainer(
         if caught:
             raise Interrupted(caught[0])
 
-    return list(points), train_here if tasks is None else train_far
+    return train_here if tasks is None else train_far
 
 
 def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
@@ -521,7 +527,7 @@ def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Seq
     )
     runs = play(run._replace(config=alone), folder, notify, caught)
     # its folder may have more rows, from a search with halvings at other rounds
-    return [[row for row in rows if row["round"] <= rounds] for rows in runs]
+    return up_to(runs, rounds)
 
 
 def point_task(

@@ -29,6 +29,7 @@ from fedjax_ht.lab.checkpoints.writers import read_runs, write_runs
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.report.rows import up_to
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
@@ -339,7 +340,7 @@ def note_runs(folder: Path, outcomes: Sequence[Outcome | None]) -> None:
         if outcome is not None:
             programs = programs or outcome.programs
     if any(runs):
-        reached = min(rows[-1]["round"] for rows in runs if rows)
-        write_runs([[row for row in rows if row["round"] <= reached] for rows in runs], folder)
+        runs = up_to(runs)
+        write_runs(runs, folder)
         if all(runs):
-            remember_rounds(folder, reached, programs)
+            remember_rounds(folder, runs[0][-1]["round"], programs)

@@ -115,6 +115,11 @@ def test_many_clients_are_shown_as_shares():
     assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
 
 
+def test_entries_of_other_clients_are_shown_as_shares():
+    (axes,) = client_accuracy({"local": [rows_of(5)], "fedssa": [rows_of(3)]}).axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [5, 3]
+
+
 def spent(accuracies, mebibytes) -> list[dict]:
     """Returns rows of a run, a row a round; the first has sent nothing."""
     costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}

@@ -175,6 +175,19 @@ def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictur
         report_run(copied)
 
 
+def test_trials_are_shown_up_to_their_last_common_round(run, tmp_path, blank_pictures):
+    """A run that is killed between two lines of its rows leaves such files."""
+    copied = shutil.copytree(run, tmp_path / "run")
+    with edited(copied / "config.json") as content:
+        content["trials"] = 2
+    for label in ("fedtgp", "local"):
+        file = copied / label / "metrics.jsonl"
+        text = file.read_text()
+        file.write_text(text + text.splitlines()[0].replace('"trial": 0', '"trial": 1') + "\n")
+    text, _ = report_run(copied)
+    assert "fedtgp has 0 of 1 rounds" in text
+
+
 def test_no_run_and_no_rows(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no run in .*: config\.json is missing"):
         report_run(tmp_path)

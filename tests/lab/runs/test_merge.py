@@ -29,12 +29,17 @@ def part(path, *entries, version=3, data="a", notes=None, rounds=1, **fields):
 
 def test_entries_of_several_folders_are_one_run(tmp_path):
     parts = [part(tmp_path / "a", "local", "fedtgp"), part(tmp_path / "b", "fedproto")]
+    for path, name in zip(parts, ("local", "fedproto")):
+        (path / "search" / name).mkdir(parents=True)
+        (path / "search" / name / "search.json").write_text("{}")
     whole = tmp_path / "whole"
     assert merge(parts, whole) == ["local", "fedtgp", "fedproto"]
     folder = read_folder(whole)
     assert list(folder.entries) == ["local", "fedtgp", "fedproto"]
     assert [score.score for score in trial_scores(folder, "fedproto", "accuracy", "last")] == [0.2]
     assert (whole / "fedproto" / "checkpoints").is_dir()
+    for name in ("local", "fedproto"):
+        assert (whole / "search" / name / "search.json").exists()
     assert json.loads((whole / "lanes.json").read_text()) == {"cnn1": 2, "a": 3, "b": 3}
     page = read_page(whole)
     assert page.labels == ("local", "fedtgp", "fedproto") and page.aim.target == 0.5

@@ -20,6 +20,7 @@ from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import (
     SearchResult,
     better_half,
+    budget,
     fairly_tuned,
     families,
     rounds_trained,
@@ -152,6 +153,24 @@ def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypa
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
     monkeypatch.setattr(search, "play", None)
     assert run(config, tmp_path / "apart") == apart
+
+
+def test_points_are_known_by_their_settings(config, tmp_path):
+    config.rounds = 1
+    slow, fast = (f"local:training.learning_rate={rate}" for rate in (0.001, 0.3))
+    first = run(config, tmp_path / "a", 0, [slow]).scores[1]
+    both = run(config, tmp_path / "a", 0, [fast, slow]).scores[1]
+    assert both == first | run(config, tmp_path / "b", 0, [fast]).scores[1]
+    with pytest.raises(ValueError, match=f"holds a search of other points, such as {slow}; search"):
+        run(config, tmp_path / "a", 0, [fast])
+
+
+def test_a_budget_counts_all_trials(config):
+    config.trials = 2
+    text = "4 settings, 32 rounds of training, by validation on {}, seeds 0 to 1"
+    assert budget(typed_config(config), 4, 0) == text.format("1 split of seed 1")
+    config.partition.per_trial = True
+    assert budget(typed_config(config), 4, 0) == text.format("2 splits of seeds 1 to 2")
 
 
 def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path):
