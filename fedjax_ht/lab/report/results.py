@@ -306,6 +306,25 @@ class Aim(NamedTuple):
     share: float | None = None
 
 
+def check_aim(aim: Aim, score: Score) -> None:
+    """Raises a one-line ValueError unless runs with this score can reach the aim."""
+    _, target, share = aim
+    if target is not None and share is not None:
+        raise ValueError("--target and --target_share are both given; one of them sets the target")
+    if score.sign < 0 and (share is not None or aim.score != "accuracy"):
+        raise ValueError("--target_share and --target_score are for accuracies; give --target")
+    if score != ACCURACY and aim.score == PARTICIPANTS:
+        raise ValueError(
+            f"--target_score is {PARTICIPANTS!r}, but these data are scored by {score.name}; "
+            "remove the flag"
+        )
+    if not score.is_share and target is not None and not 0 < target < math.inf:
+        raise ValueError(f"--target is {target}; it must be a finite {score.name} above 0")
+    for flag, value in (("target", target), ("target_share", share)):
+        if score.is_share and value is not None and not 0 < value <= 1:
+            raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
+
+
 def cost_to_reach(history: History, target: float, score: Score = ACCURACY) -> Cost | None:
     """Sums the costs of a run's rounds until its score reaches the target; None if it does not."""
     through = rows_through(history, target, score)

@@ -25,7 +25,6 @@ chapter 4); negative ones are set to 0:
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,16 +37,22 @@ from fedjax_ht.lab.config.entries import baseline_of, entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
-from fedjax_ht.lab.report.results import Aim, costs, write_csv
-from fedjax_ht.lab.report.rows import PARTICIPANTS, score_in
+from fedjax_ht.lab.report.results import Aim, check_aim, costs, write_csv
+from fedjax_ht.lab.report.rows import ACCURACY, PARTICIPANTS, Score, score_in, score_of_task
 from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_trials
 from fedjax_ht.lab.runs.folder import is_primary
-from fedjax_ht.lab.runs.plan import fitting
+from fedjax_ht.lab.runs.plan import fitting, make_dataset
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
-from fedjax_ht.lab.runs.run import chosen_workdir, configured, execute, orderly
+from fedjax_ht.lab.runs.run import (
+    chosen_workdir,
+    configured,
+    execute,
+    orderly,
+    refuse_method_flags,
+)
 from fedjax_ht.lab.runs.search import fairly_tuned
 from fedjax_ht.lab.runs.spaces import parse_space
-from fedjax_ht.lab.runs.train import Result
+from fedjax_ht.lab.runs.train import GaveUp, Result
 from fedjax_ht.methods import METHODS
 
 _METHODS = flags.DEFINE(
@@ -136,26 +141,6 @@ def share_of(config: Config, share: str | None) -> Config:
     return only(config, taken)
 
 
-def chosen_aim(
-    score: str, target: float | None, share: float | None, task: str = "classification"
-) -> Aim:
-    """Returns the aim that the flags set for a task.
-
-    Raises:
-      ValueError: a value is out of range, or both are given.
-    """
-    if task == "regression" and (share is not None or score != "accuracy"):
-        raise ValueError("--target_share and --target_score are for accuracies; give --target")
-    if task == "regression" and target is not None and not 0 < target < math.inf:
-        raise ValueError(f"--target is {target}; it must be a finite RMSE above 0")
-    for flag, value in (("target", target), ("target_share", share)):
-        if value is not None and not 0 < value <= 1 and task != "regression":
-            raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
-    if target is not None and share is not None:
-        raise ValueError("--target and --target_share are both given; one of them sets the target")
-    return Aim(score, target, share)
-
-
 def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
     """Writes the additional files of a comparison; returns them and the page."""
     lines, target, _ = costs(result.histories, aim)
@@ -170,9 +155,9 @@ def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) ->
 
 
 NOTE = (
-    "Accuracies are percent of the best round, differences points. ± split and ± model are "
-    "standard deviations between splits and between model seeds; ± rest is what neither explains "
-    "alone. The standard error is that of the mean for other splits and seeds; of few it is rough."
+    "{} ± split and ± model are standard deviations between splits and between model seeds; "
+    "± rest is what neither explains alone. The standard error is that of the mean for other "
+    "splits and seeds; of few it is rough."
 )
 
 
@@ -187,16 +172,18 @@ def run_splits(
       workdir: the folder to write to.
       run_split: runs the comparison of a config in a folder.
     """
-    first, scores = config.partition.seed, []
+    first, scores, score = config.partition.seed, [], ACCURACY
     for seed in range(first, first + splits):
         partition = dataclasses.replace(config.partition, seed=seed, per_trial=False)
         of_split = dataclasses.replace(config, partition=partition)
-        scores.append(best_scores(run_split(of_split, workdir / f"split_{seed}").histories))
-    labels = scores[0]
-    return sensitivity({label: np.array([each[label] for each in scores]) for label in labels})
+        histories = run_split(of_split, workdir / f"split_{seed}").histories
+        scores.append(best_scores(histories))
+        score = score_in(histories)
+    cells = {label: np.array([each[label] for each in scores]) for label in scores[0]}
+    return sensitivity(cells, score)
 
 
-def sensitivity(scores: Mapping[str, np.ndarray]) -> Document:
+def sensitivity(scores: Mapping[str, np.ndarray], score: Score = ACCURACY) -> Document:
     """Makes a table of the spread of each entry, and of its difference to the baseline.
 
     Scores have shape [splits, models].
@@ -205,9 +192,14 @@ def sensitivity(scores: Mapping[str, np.ndarray]) -> Document:
     for label in scores:
         if label != baseline:
             spreads[f"{label} minus {baseline}"] = scores[label] - scores[baseline]
-    rows = [[label, *(f"{x:.2f}" for x in components(spreads[label]))] for label in spreads]
+    rows = [
+        [label, *(f"{x:{score.form}}" for x in components(spreads[label]))] for label in spreads
+    ]
     head = ["", "mean", "± split", "± model", "± rest", "standard error"]
-    return Document([Table(head, rows), Paragraph(NOTE)])
+    unit = f"Values are the {score.name}{score.unit} of the best round."
+    if score == ACCURACY:
+        unit = "Accuracies are percent of the best round, differences points."
+    return Document([Table(head, rows), Paragraph(NOTE.format(unit))])
 
 
 def components(cells: np.ndarray) -> tuple[float, ...]:
@@ -228,8 +220,10 @@ def components(cells: np.ndarray) -> tuple[float, ...]:
 
 def main(_) -> None:
     config, name = configured()
+    if _METHODS.value is not None:
+        refuse_method_flags("methods")
     config = share_of(comparison(config, _METHODS.value, _TRIALS.value), _ENTRIES.value)
-    aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value, config.dataset.task)
+    aim = Aim(_OF.value, _TARGET.value, _SHARE.value)
     splits, recipe = _SPLITS.value, parse_space(_OVER.value)
     if splits is not None and config.trials < 2:
         raise ValueError(f"--trials is {config.trials}; with --split_seeds it must be at least 2")
@@ -243,21 +237,32 @@ def main(_) -> None:
         if _SKIP.value:
             config = fitting(config, tell)
         if _FAIR.value is not None:
+            if aim != Aim():  # before the search
+                dataset = make_dataset(config.dataset, config.partition, [config.training])
+                check_aim(aim, score_of_task(dataset.task))
             labels = [entry.label for entry in entries_of(config)]
             config = fairly_tuned(
                 config, labels, workdir, points=_FAIR.value, tell=tell, recipe=recipe, tasks=tasks
             )
 
         def run(config: Config, folder: Path) -> Result:
-            result = execute(config, folder, aim, tasks=tasks)
+            silence = None
+            try:
+                result = execute(config, folder, aim, tasks=tasks)
+            except GaveUp as error:
+                silence, result = error, error.result
             if is_primary() and result.files:
                 try:
                     print_files(write_comparison(config, result, aim, folder))
                 except OSError as error:
                     fail(error, code=1)
+            if silence is not None:
+                raise silence
             return result
 
         if splits is None:
             run(config, workdir)
         else:
-            print_result(run_splits(config, splits, workdir, run))
+            text = run_splits(config, splits, workdir, run)
+            if is_primary():
+                print_result(text)

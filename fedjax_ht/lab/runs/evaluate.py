@@ -235,6 +235,8 @@ def main(_) -> None:
             "give --workdir, and --client or --adapt_epochs; for example "
             "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"
         )
+    if _EXPORT.value is not None and _CLIENT.value is None:
+        raise ValueError("--export is given without --client; give the id of the client to export")
     if not all(text.isascii() and text.isdecimal() for text in _ADAPT.value):
         raise ValueError(
             f"adapt_epochs is {','.join(_ADAPT.value)!r}; it must be numbers, such as 0,1,2,5,10"

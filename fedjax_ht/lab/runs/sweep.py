@@ -17,7 +17,7 @@ from absl import flags
 
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.runs.progress import tell
-from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly
+from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly, refuse_method_flags
 from fedjax_ht.lab.runs.search import budget, searched, table
 from fedjax_ht.lab.runs.spaces import parse_space, points_of
 
@@ -40,6 +40,7 @@ def main(_) -> None:
     config, name = configured()
     if _ENTRY.value is None:
         raise ValueError("no --entry; for example --entry=fedtgp")
+    refuse_method_flags("entry")
     start = time.time()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir) as tasks:

@@ -33,7 +33,8 @@ from fedjax_ht.lab.report.compared import Compared, Page, compared, write_page
 from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.maps import write_maps
 from fedjax_ht.lab.report.report import repeat, setting, text_of, write_report
-from fedjax_ht.lab.report.results import Aim
+from fedjax_ht.lab.report.results import Aim, check_aim
+from fedjax_ht.lab.report.rows import score_of_task
 from fedjax_ht.lab.runs.folder import flatten, is_primary, locked, read_json, write_json
 from fedjax_ht.lab.runs.identity import begin
 from fedjax_ht.lab.runs.own_methods import noted
@@ -222,7 +223,7 @@ class Tracking:
             )
             self.sinks[key], self.rounds[key] = TRACKERS[tracker](run), known.get("round", -1)
             # earlier rows, for a tracker that was added in the middle of a run
-            past = dict(enumerate(read_runs(folder))).get(row["trial"], [])
+            past = {run[0]["trial"]: run for run in read_runs(folder)}.get(row["trial"], [])
             rows = [before for before in past if before["round"] < row["round"]] + rows
         sink = self.sinks[key]
         for new in rows:
@@ -280,10 +281,6 @@ def notes(experiment: Plan) -> list[str]:
     return list(dict.fromkeys(lines))  # entries with the same recipe have the same notes
 
 
-class GaveUp(Exception):
-    """An entry received no more uploads; its results are saved and written. One line."""
-
-
 class Unwritable(OSError):
     """A file could not be written after the start of the run. One line."""
 
@@ -302,6 +299,18 @@ class Result(NamedTuple):
     summary: str
     files: list[Path]
     experiment: Plan
+
+
+class GaveUp(Exception):
+    """An entry received no more uploads; the results are saved and written. One line.
+
+    Attributes:
+      result: the result of all entries.
+    """
+
+    def __init__(self, message: str, result: Result):
+        super().__init__(message)
+        self.result = result
 
 
 @checked
@@ -358,6 +367,8 @@ def train_and_evaluate(
         require("config.track", tracker)
     if not is_made:
         experiment = plan(config, begun=(workdir / "config.json").exists())
+    if aim is not None:
+        check_aim(aim, score_of_task(experiment.dataset.task))
     with locked(workdir, warn) as writable:
         hears = {"row": progress_fn, "warn": warn, "stage": stage} if is_primary() else {}
 
@@ -390,15 +401,15 @@ def train_and_evaluate(
             raise Unwritable(
                 f"{error}; earlier saves are intact, and the same command continues from there"
             ) from error
-    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
-    if any(silences):
-        raise GaveUp(". ".join(filter(None, silences)))
     files = [workdir / "config.json", workdir / "summary.md"]
     for entry in experiment.entries:
         files += [workdir / entry.folder / name for name in (*FILES, "checkpoints")]
-    return Result(
-        histories, summary.markdown(), [*files, *pictures] if writable else [], experiment
-    )
+    files = [*files, *pictures] if writable else []
+    result = Result(histories, summary.markdown(), files, experiment)
+    silences = [why_silent(label, runs, config.give_up) for label, runs in histories.items()]
+    if any(silences):
+        raise GaveUp(". ".join(filter(None, silences)), result)
+    return result
 
 
 def _play_all(

@@ -11,6 +11,8 @@ from fedjax_ht.core.method import View
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.report.bad_clients import Notes, outliers, why_silent
+from fedjax_ht.lab.report.results import Aim
+from fedjax_ht.lab.runs.compare import write_comparison
 from fedjax_ht.lab.runs.method import evaluated_clients
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import play, simulate, with_noted_lanes
@@ -137,8 +139,11 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(
 ):
     fields = {"rounds": 5, "give_up": 2, "refuse_outliers": 0.0, "attack": SCALED}
     config = config_with(tiny_config, "lg_fedavg", "local", **fields)
-    with pytest.raises(GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d"):
+    silence = r"^lg_fedavg stopped in round [34]: .* client \d"
+    with pytest.raises(GaveUp, match=silence) as stopped:
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
+    written = write_comparison(config, stopped.value.result, Aim(), tmp_path)
+    assert all(path.exists() for path in written)
     short, whole = (metrics(tmp_path, name) for name in config.entries)
     assert len(short) < len(whole) == 6 and short[1]["far_off"] and not whole[1]["far_off"]
     assert "outlying uploads: client" in (tmp_path / "report.html").read_text()

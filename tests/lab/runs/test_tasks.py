@@ -8,11 +8,13 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.config.base import base_config, partition_config, typed_config
 from fedjax_ht.lab.config.entries import only
-from fedjax_ht.lab.runs.compare import chosen_aim
+from fedjax_ht.lab.report.results import Aim, check_aim
+from fedjax_ht.lab.report.rows import PARTICIPANTS, Score
 from fedjax_ht.lab.runs.evaluate import load_run, print_scores
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import searched, table
 from fedjax_ht.lab.runs.train import train_and_evaluate
+from tests.lab.runs.folders import refused
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +70,27 @@ def test_a_search_minimises_the_error(homes, tmp_path):
     assert any("on validation" in line for line in lines)
 
 
-def test_targets_of_a_comparison():
-    assert chosen_aim("accuracy", 20.0, None, "regression").target == 20
-    with pytest.raises(ValueError, match="--target_share and --target_score are for accuracies"):
-        chosen_aim("accuracy", None, 0.9, "regression")
-    with pytest.raises(ValueError, match="must be a finite RMSE above 0"):
-        chosen_aim("accuracy", -1.0, None, "regression")
+RMSE, F1 = Score("rmse", -1), Score("micro_f1")
+
+
+@pytest.mark.parametrize(
+    ("aim", "score", "line"),
+    [
+        (Aim(share=0.9), RMSE, "--target_share and --target_score are for accuracies"),
+        (Aim(PARTICIPANTS), RMSE, "--target_share and --target_score are for accuracies"),
+        (Aim(target=-1.0), RMSE, "must be a finite RMSE above 0"),
+        (Aim(PARTICIPANTS), F1, "'accuracy_participants', but these data are scored by micro F1"),
+        (Aim(target=20.0), F1, "--target is 20.0; it must be above 0 and at most 1"),
+    ],
+)
+def test_targets_of_a_comparison(aim, score, line):
+    check_aim(Aim(target=20.0), RMSE)
+    check_aim(Aim(share=0.9), F1)
+    with refused(line):
+        check_aim(aim, score)
+
+
+def test_a_target_that_no_run_reaches_is_refused_before_training(homes, tmp_path):
+    with refused("--target_score are for accuracies"):
+        train_and_evaluate(config_of(homes), tmp_path / "run", aim=Aim(PARTICIPANTS))
+    assert not (tmp_path / "run").exists()

@@ -95,6 +95,9 @@ def test_a_tracker_named_in_the_middle_gets_the_rounds_before(tracking):
     write_runs([history(0.1, 0.2), history(0.3, 0.4, trial=1)], folder)
     played(track, label, history(0.1, 0.2, 0.3)[2:])
     (sink,) = Recorder.opened
+    write_runs([[], history(0.3, 0.4, trial=1)], folder)  # a task has trained it alone
+    played(make("wandb")[0], label, history(0.3, 0.4, 0.5, trial=1)[2:])
+    assert [round for round, _ in Recorder.opened[1].rows] == [0, 1, 2]
     rounds = [(round, scores["accuracy"]) for round, scores in sink.rows]
     assert rounds == [(0, 0.1), (1, 0.2), (2, 0.3)]
 
