@@ -148,6 +148,11 @@ def entries_of(config: Config) -> tuple[Entry, ...]:
         if isinstance(spec, str):
             entries.append(parse_entry(spec, presets))
         elif isinstance(spec, Mapping):
+            if lacking := [field for field in RECORDED if field not in spec]:
+                raise ValueError(
+                    f"entries has a dict without {', '.join(lacking)}; write an entry as "
+                    "NAME:KEY=VALUE"
+                )
             entries.append(recorded(spec))
     if not entries:
         raise ValueError("the config has neither a method.name nor entries; nothing would run")
@@ -198,7 +203,8 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
         default = defaults[part][field]  # a section's plain values are never None
         kind = option_kind(parameters[field]) if part == "method" else type(default)
         value = _cast(literal(text), kind)
-        if value is not None and not isinstance(value, kind):
+        # the method's factory checks its options
+        if part != "method" and value is not None and not isinstance(value, kind):
             raise ValueError(
                 f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
             )
@@ -261,6 +267,10 @@ def check_label(label: str) -> None:
     """Raises ValueError if a config.json's label is unsafe, as a folder name or in a terminal."""
     if folder_of(label) in ("", ".", "..") or printable(label) != label:
         raise ValueError(f"label is {label!r}, which cannot be a folder's name")
+
+
+RECORDED = ("label", "method", "options", "training", "model")
+"""The fields that an entry of a run's config.json must have."""
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:

@@ -6,7 +6,7 @@ later must pass the object again.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +18,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import (
     Config,
     DatasetConfig,
+    Entry,
     MethodConfig,
     ModelConfig,
     TrainingConfig,
@@ -68,11 +69,22 @@ def with_names(
         _refuse_unread("model", config.model, ModelConfig(), OF_GROUPS)
         sections["model"] = dataclasses.replace(config.model, group=group_of(models))
     if methods:
-        known = {entry["label"] for entry in config.entries if isinstance(entry, Mapping)}
+        known = {entry.get("label") for entry in config.entries if isinstance(entry, Mapping)}
         entries = [_entry(label, methods[label], config) for label in methods if label not in known]
         sections["method"] = MethodConfig(None)
         sections["entries"] = (*entries, *config.entries)
     return dataclasses.replace(config, **sections)
+
+
+def check_entries(entries: Iterable[Entry]) -> None:
+    """Rejects entries that set a field of `model` which models from Python do not read."""
+    for entry in entries:
+        for field in ("group", *OF_GROUPS):
+            if field in entry.model:
+                raise ValueError(
+                    f"entry {entry.label!r} sets model.{field}, which is not read for models from "
+                    "Python; remove it"
+                )
 
 
 def group_of(models: Mapping[str, nn.Module]) -> str:

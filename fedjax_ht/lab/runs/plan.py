@@ -37,7 +37,13 @@ from fedjax_ht.lab.runs.method import (
     simulation_options,
     uplink_steps,
 )
-from fedjax_ht.lab.runs.objects import READ_BY, READ_BY_PUBLIC, object_sums, with_names
+from fedjax_ht.lab.runs.objects import (
+    READ_BY,
+    READ_BY_PUBLIC,
+    check_entries,
+    object_sums,
+    with_names,
+)
 from fedjax_ht.lab.weights.hugging_face.folder import folder_of
 from fedjax_ht.methods import names_user_method
 from fedjax_ht.methods.shared.coded import CODES
@@ -207,6 +213,8 @@ def settle(
     config = dataclasses.replace(config, partition=split)
     check_together(config)
     entries = entries_of(config)
+    if models is not None:
+        check_entries(entries)
     configs = [as_run(entry, config) for entry in entries]
     for entry_config in configs:
         width_rates(entry_config.model.rates, config.partition.num_clients)

@@ -31,7 +31,7 @@ ENTRY = {"label": "a", "method": "fedprto", "options": {}, "training": {}, "mode
 TRAINING, NAN = to_json(base_config().training), float("nan")
 BROKEN = {
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods": {"entries": [ENTRY]},
-    "was not written by a run (KeyError: 'label')": {"entries": [{"method": "local"}]},
+    "entries has a dict without label, options": {"entries": [{"method": "local"}]},
     "entries is 3; it must be a tuple, each a string, an Entry(...) or a dict, name": {
         "entries": 3
     },

@@ -23,6 +23,8 @@ def test_an_entry_has_all_options_of_its_method():
     assert plain.options == method_config("fedproto").options and changes(plain) == {}
     assert weighted.options == plain.options | {"weight": 3.0}
     assert weighted.label == "fedproto:weight=3"
+    (blocks,) = entries_of(typed_config(config_of("fedral:blocks=(2,4)")))
+    assert blocks.options["blocks"] == (2, 4)
 
 
 def test_training_and_models_may_be_an_entrys_own():

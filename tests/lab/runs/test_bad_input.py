@@ -39,7 +39,9 @@ BAD = {
     "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE": {"entries": ("fedproto:wait=3",)},
     "did you mean 'training.batch_size'?": {"entries": ("fedproto:training.batchsize=3",)},
     "entry 'local:3': '3' sets nothing; KEY=VALUE may set": {"entries": ("local:3",)},
-    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by": {"entries": ("fedtgp:tau=a",)},
+    "fedtgp:tau=a: tau is 'a'; it must be a number of at least 0": {"entries": ("fedtgp:tau=a",)},
+    "learning_rate cannot be 'a'; it is 0.01 by": {"entries": ("fd:training.learning_rate=a",)},
+    "entries has a dict without label, method, options": {"entries": ({1: 2},)},
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
         "entries": (preset("fedtgp:tau=3.0", "validation"), "fedproto@tuned")
     },
@@ -49,7 +51,7 @@ BAD = {
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
     "fedtgp: weight is -1.0; it must be a number of at least 0": {"method.options.weight": -1.0},
     "fedproto:weight=-1: weight is -1.0; it must be": {"entries": ("fedproto:weight=-1",)},
-    "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
+    "student_lr is 'nan'; it must be a number of at least 0": {"entries": ("dfrd:student_lr=nan",)},
     "training.optimizer is 'adma'; did you mean 'adam'?": {"training.optimizer": "adma"},
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},

@@ -116,6 +116,16 @@ def test_methods_run_beside_the_entries_of_compare():
         ({"methods": {"../a": fl.local(RECIPE)}}, {}, "methods has the name '../a'; it must be"),
         ({"dataset": TABLE}, {"dataset.label": "x"}, r"dataset\.label is 'x', which is not read"),
         ({"models": PAIR}, {"model.feature_dim": 8}, r"model\.feature_dim is 8, which is not read"),
+        (
+            {"models": PAIR},
+            {"entries": ("fd:model.norm=group",)},
+            r"'fd:\S+ sets model\.norm, which",
+        ),
+        (
+            {"models": PAIR},
+            {"entries": ("fd:model.group=cnn4",)},
+            r"'fd:\S+ sets model\.group, whi",
+        ),
         ({}, {"dataset.name": "object:gone"}, "object:gone: this run was given objects from Pyth"),
         ({}, {"model.group": "object:gone"}, "object:gone: this run was given objects from Python"),
     ],
