@@ -14,9 +14,9 @@ from typing import NamedTuple
 from absl import app, flags
 
 from experiments.queue_commands import Plan, QueueRow, plans_of, read_queue
-from experiments.run_folders import read_folder, rounds_done
+from experiments.run_folders import read_folder, runs_of
 from experiments.searches import RECORD, Search, read_search, survivors
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.document import Table
 
@@ -62,7 +62,9 @@ def progress(path: Path, plan: Plan) -> Progress:
     if (path / RECORD).exists():
         return progress_of_search(read_search(path))
     folder = read_folder(path)
-    rounds = sum(rounds_done(folder, label) for label in folder.entries)
+    rounds = 0
+    for label in folder.entries:
+        rounds += max((history[-1]["round"] for history in runs_of(folder, label)), default=0)
     return Progress(rounds=rounds, begun=True, done=rounds >= plan.rounds)
 
 
@@ -102,11 +104,9 @@ def table_of(rows: Sequence[QueueRow], runs: Path) -> Table:
     return Table(HEAD, lines)
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        text = table_of(read_queue(), Path(_RUNS.value)).markdown()
-    except (ValueError, OSError) as error:
-        fail(error)
+    text = table_of(read_queue(), Path(_RUNS.value)).markdown()
     print(text)
     if _TABLE.value:
         with atomic_open(Path(_TABLE.value)) as file:

@@ -10,7 +10,7 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import folder_of, recorded
-from fedjax_ht.lab.report.compared import compared, unequal_lines
+from fedjax_ht.lab.report.compared import compared, shortfalls, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
 from fedjax_ht.lab.runs import folder as folders
 from fedjax_ht.lab.runs.folder import flatten, naming
@@ -82,18 +82,12 @@ def runs_of(folder: RunFolder, label: str) -> list[list[Row]]:
     return read_runs(folder.path / folder_of(label))
 
 
-def rounds_done(folder: RunFolder, label: str) -> int:
-    """Returns the number of rounds that an entry has done; 0 if it has not begun."""
-    return max((history[-1]["round"] for history in runs_of(folder, label)), default=0)
-
-
 def unfinished(folder: RunFolder) -> list[str]:
-    """Returns a message for each entry that has not done all rounds of the config."""
-    lines = []
+    """Returns messages about entries that lack rounds or trials of the config."""
+    config, lines = typed_config(folder.config), []
     for label in folder.entries:
-        done, rounds = rounds_done(folder, label), folder.config["rounds"]
-        if done < rounds:
-            lines.append(f"{folder.path}: {label} has done {done} of {rounds} rounds")
+        for reason in shortfalls(runs_of(folder, label), config):
+            lines.append(f"{folder.path}: {label} {reason}")
     return lines
 
 
@@ -130,11 +124,11 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
       by: one of `BY`, the round that counts.
     """
     scores = []
-    for number, history in enumerate(runs_of(folder, label)):
+    for history in runs_of(folder, label):
         counted = chosen_score(history, score, by)
         if counted is None:
             continue
-        split = folder.config["partition.seed"]
+        number, split = history[0]["trial"], folder.config["partition.seed"]
         if folder.config["partition.per_trial"]:
             split += number
         scores.append(TrialScore(folder.config["seed"] + number, split, *counted))

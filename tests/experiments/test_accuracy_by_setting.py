@@ -117,9 +117,14 @@ def test_the_setting_must_be_the_one_that_differs(folders, setting, message):
 
 def test_runs_that_are_not_finished_are_named(folders, tmp_path):
     begun = comparison(tmp_path / "c", 1.0, (0.5,), (0.5,), rounds=9)
-    expected = ["local has done 2 of 9 rounds", "fedssa has done 2 of 9 rounds"]
+    lacks = ("has 1 of 2 trials", "has 2 of 9 rounds")
+    expected = [f"{label} {reason}" for label in ("local", "fedssa") for reason in lacks]
     assert [line.partition(": ")[2] for line in unfinished(begun)] == expected
     assert not unfinished(folders[0])
+    early = comparison(
+        tmp_path / "d", 1.0, (0.1,), (0.1,), rounds=9, trials=1, evaluate__patience=1
+    )
+    assert not unfinished(early)  # patience is an end that the config asks for
 
 
 def test_files_of_a_comparison_and_of_evaluations_are_read():

@@ -69,7 +69,7 @@ def test_the_form_that_wins_is_taken_apart(tmp_path):
     best = chosen(tmp_path / "forms", "fedavg+dfrd", score="global_accuracy_head", by="best")
     assert entries_with(best, ["alpha=0.0"]) == ["fedavg+dfrd:variant=released:alpha=0.0"]
     write_run(tmp_path / "begun", histories, rounds=2)
-    with pytest.raises(ValueError, match="fedavg has done 1 of 2 rounds; give the same comparison"):
+    with pytest.raises(ValueError, match="fedavg has 1 of 2 rounds; give the same comparison"):
         chosen(tmp_path / "begun", "fedavg+dfrd", score="accuracy", by="best")
 
 

@@ -192,7 +192,7 @@ def compared(
             shown[label], rounds[label] = runs, rounds_done(runs)
         with trusting(False, entry.method):
             identity = read_identity(workdir / entry.folder)
-        reasons = _progress(runs, config)
+        reasons = shortfalls(runs, config)
         if runs or identity is not None:  # otherwise nothing has begun
             reasons += _origin(identity, identities[label])
         if reasons:
@@ -221,7 +221,7 @@ def rounds_done(runs: Runs) -> int:
     return min(history[-1]["round"] for history in runs)
 
 
-def _progress(runs: Runs, config: Config) -> list[str]:
+def shortfalls(runs: Runs, config: Config) -> list[str]:
     """Describes how an entry's runs fall short of the config, or exceed it."""
     if not are_evaluated(runs):
         return ["has no evaluation yet"]
