@@ -322,7 +322,7 @@ def check_sums(path: Path, sums: Mapping[str, str]) -> None:
         differing.remove("method")  # it includes the training
     if differing:
         raise OtherSimulation(
-            f"{path} was saved from a simulation with another {', '.join(differing)}; load it "
+            f"{path} was saved from a simulation that differs in {', '.join(differing)}; load it "
             "with the saved simulation, whose state another one can start from: "
             "fl.run(other, rounds, state=state)"
         )

@@ -139,6 +139,9 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     assert "Training: sgd at 0.21, batches of 10, 3 local epochs a round; entries differ" in text
     assert "in learning_rate 0.21 (local), 0.01 (a, b)." in text
     assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(experiment, ["local"])
+    config = as_run(parse_entry("fd:training.momentum=0.5:training.clip_norm=1.0"), local.config)
+    experiment = experiment._replace(runs={"local": local._replace(config=config)})
+    assert "Training: sgd at 0.01, momentum 0.5, clip_norm 1.0, batches of" in setting(experiment)
 
 
 def test_a_fall_is_pointed_at():
