@@ -390,7 +390,7 @@ def costs(
     """Compares a run's entries by their costs until a target.
 
     Returns label -> its rows and costs, the target (an accuracy is in [0, 1]), and both as a text
-    with a table, in which a page highlights the score of `winner`.
+    with a table and the meaning of its columns. A page highlights the score of `winner`.
 
     Raises:
       ValueError: an entry has no such score.
@@ -401,32 +401,13 @@ def costs(
     entries = {label: scored(runs, target, of_target) for label, runs in histories.items()}
     if aim.score == PARTICIPANTS:
         origin += ", by the round's participants"
-    return entries, target, comparison_text(entries, target, origin, winner, score)
-
-
-def comparison_text(
-    entries: Mapping[str, Scored],
-    target: float,
-    origin: str,
-    winner: str | None = None,
-    score: Score = ACCURACY,
-) -> Document:
-    """Makes the text of a comparison: the target, the table, and the meaning of its columns.
-
-    Args:
-      entries: label of an entry -> its rows and costs.
-      target: the score up to which costs are counted; an accuracy is in [0, 1].
-      origin: a description of the target's origin.
-      winner: label of the entry whose score a page highlights.
-      score: the score of the rows.
-    """
-    title, aim = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
+    title, reached = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
     of_run = columns_of(score, ())
     shared = ("method", title, *NOTES, "server's model %", "best round")
     until: dict[str, Column] = {
-        f"rounds to {aim}": _rounds,
-        f"bytes to {aim}": _until("bytes", document.human_bytes),
-        f"FLOPs to {aim}": _until("flops", document.human_flops),
+        f"rounds to {reached}": _rounds,
+        f"bytes to {reached}": _until("bytes", document.human_bytes),
+        f"FLOPs to {reached}": _until("flops", document.human_flops),
     }
     columns: dict[str, Column] = {
         **{name: of_run[name] for name in shared},
@@ -441,8 +422,9 @@ def comparison_text(
     several = any(len(of.runs) > 1 for of in entries.values())
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]
-    target_line = Paragraph(f"Target: {aim} ({origin}).")
-    return Document([target_line, table, Folded("What the columns mean", notes)])
+    target_line = Paragraph(f"Target: {reached} ({origin}).")
+    text = Document([target_line, table, Folded("What the columns mean", notes)])
+    return entries, target, text
 
 
 def seconds_of(runs: Runs) -> float:

@@ -29,7 +29,7 @@ from fedjax_ht.lab.config.base import option_values, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, check_label, entries_of, recorded
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
-from fedjax_ht.lab.files import atomic_open, named, plain_open, refuse_links
+from fedjax_ht.lab.files import named, plain_open, refuse_links, write_whole
 from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.safe import bounded, limits
@@ -131,6 +131,7 @@ FREE_FIELDS = (
     "report.maps",
     "track",
 )
+FREE_BUT_ROUNDS = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table have equal rounds
 
 
 class Folder(NamedTuple):
@@ -304,11 +305,7 @@ def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dic
 
 
 def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:
-    differing = [
-        name
-        for name in sorted(before | now)
-        if before.get(name) != now.get(name) and name not in FREE_FIELDS
-    ]
+    differing = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
     if differing:
         shown = [
             f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in differing
@@ -355,8 +352,7 @@ def deeper(value: Any, levels: int) -> bool:
 def write_json(path: Path, content: Mapping[Any, Any]) -> None:
     """Writes a JSON file of a run's folder, only in the first process of a run."""
     if is_primary():
-        with atomic_open(path) as file:
-            json.dump(content, file, indent=2)
+        write_whole(path, json.dumps(content, indent=2))
 
 
 @contextlib.contextmanager

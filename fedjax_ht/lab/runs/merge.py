@@ -23,7 +23,7 @@ from fedjax_ht.lab.files import refuse_links
 from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.runs.folder import (
     BY_ENTRY,
-    FREE_FIELDS,
+    FREE_BUT_ROUNDS,
     Folder,
     fixed,
     locked,
@@ -37,7 +37,6 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "The folder to merge the runs into.", allow_override=True
 )
 LANES, SEARCH = "lanes.json", "search"
-FREE = frozenset(FREE_FIELDS) - {"rounds"}  # entries of one comparison have equal rounds
 
 
 def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
@@ -106,8 +105,10 @@ def compared(part: Folder) -> dict[str, Any]:
     This is the fields of the config that affect results, the sums of data and split, and the random
     generator.
     """
-    notes = {name: part.notes.get(name) for name in ("data", "split", "random")}
-    return fixed(part.fields, FREE) | {f"the run's {name}": value for name, value in notes.items()}
+    fields = fixed(part.fields, FREE_BUT_ROUNDS)
+    for name in ("data", "split", "random"):
+        fields[f"the run's {name}"] = part.notes.get(name)
+    return fields
 
 
 def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:

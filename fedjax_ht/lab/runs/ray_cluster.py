@@ -17,11 +17,6 @@ Event = tuple[Any, ...]
 Report = Callable[[Event], bool]
 """Sends an event to the driver; returns True if the task should stop."""
 
-
-class Cancelled(Exception):
-    """A task was cancelled before it began."""
-
-
 RAY = (2, 52)  # the first version with tokens; also the minimum in pyproject.toml
 RETRIES = 3  # restarts of a task whose process or machine died
 ACCELERATORS = ("GPU", "TPU")  # as Ray names them
@@ -123,22 +118,19 @@ class RayCluster:
         return self._ray.wait(list(handles), num_returns=len(handles), timeout=seconds)[0]
 
     def result(self, handle: Any) -> Any:
-        """Returns the result of an ended task, or raises its error; `Cancelled` if it has none."""
+        """Returns the result of an ended task, or raises its error; None if it was cancelled."""
         errors = self._ray.exceptions
         try:
-            result = self._ray.get(handle)
+            return self._ray.get(handle)
         except errors.RayTaskError as error:
             raise error.cause from error
         except errors.TaskCancelledError:
-            raise Cancelled from None
+            return None
         except errors.RayError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TaskDied(
                 f"a task died {1 + RETRIES} times, and was not restarted: {reason}"
             ) from error
-        if result is None:
-            raise Cancelled
-        return result
 
     def events(self) -> list[Event]:
         """Returns the events that tasks reported since the last call."""

@@ -35,7 +35,7 @@ from fedjax_ht.lab.runs.identity import remember_rounds
 from fedjax_ht.lab.runs.own_methods import own_code, own_names
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.runs.play import Notify, play
-from fedjax_ht.lab.runs.ray_cluster import Cancelled, RayCluster, Report
+from fedjax_ht.lab.runs.ray_cluster import RayCluster, Report
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.rows import Row
 
@@ -68,19 +68,9 @@ class Tasks(NamedTuple):
         caught: Sequence[int],
         done: Callable[[Any, Any], None],
     ) -> None:
-        """Runs tasks of a run to their end.
+        """Runs tasks of an experiment to their end, see `play_tasks`.
 
-        Args:
-          experiment: the experiment of the run.
-          workdir: the run's folder.
-          calls: key of a task -> its function and arguments. The function also gets a `Workplace`
-            first and a `Report` last.
-          notify: called with the rows and messages of all tasks.
-          caught: numbers of caught signals; any of them stops all tasks.
-          done: called with the key and the result of each task.
-
-        Raises:
-          Exception: the first error of a task, after the others have saved and stopped.
+        The functions of `calls` also get the run's `Workplace` first.
         """
         if not calls:
             return
@@ -247,7 +237,7 @@ def play_tasks(
 
     Args:
       cluster: the machines that run them.
-      calls: key of a task -> its function and arguments.
+      calls: key of a task -> its function and arguments; the function also gets a `Report` last.
       notify: called with the rows and messages of all tasks.
       caught: numbers of caught signals; any of them stops all tasks.
       done: called with the key and the result of each task.
@@ -272,9 +262,9 @@ def play_tasks(
         for handle in cluster.finished(list(waiting), POLL):
             key = waiting.pop(handle)
             try:
-                done(key, cluster.result(handle))
-            except Cancelled:
-                continue
+                result = cluster.result(handle)
+                if result is not None:
+                    done(key, result)
             except Exception as error:
                 failure = failure or error
     pass_on()

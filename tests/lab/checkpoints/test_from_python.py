@@ -125,7 +125,9 @@ def test_a_checkpoint_of_another_simulation_is_refused(tmp_path):
     simulation = simulation_of()
     save(tmp_path, simulation, simulation.init(), [])
     for name, (other, part) in OTHERS.items():
-        with pytest.raises(ValueError, match=rf"a simulation that differs in {part}; load") as error:
+        with pytest.raises(
+            ValueError, match=rf"a simulation that differs in {part}; load"
+        ) as error:
             load(tmp_path, simulation_of(**other))
         assert "\n" not in str(error.value), name
     simulation = simulation_of(fl.fml, weights=weights_of(0))

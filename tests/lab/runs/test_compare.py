@@ -11,10 +11,11 @@ from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import changes, entries_of
 from fedjax_ht.lab.report.document import human_flops
 from fedjax_ht.lab.report.results import (
+    Aim,
     cells_of,
     choose_target,
-    comparison_text,
     cost_to_reach,
+    costs,
     run_results,
     scored,
     write_csv,
@@ -100,7 +101,7 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
     histories = {"some": runs([0.1, 0.9], [0.1, 0.2]), "none": runs([0.1, 0.3])}
     histories["all"] = runs([0.1, 0.9])
     lines = {name: scored(entry, 0.8) for name, entry in histories.items()}
-    text = comparison_text(lines, 0.8, "as asked").markdown()
+    text = costs(histories, Aim(target=0.8))[-1].markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
     assert f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text
@@ -115,19 +116,17 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
 
 def test_one_clients_cost_has_units():
     histories = {"a": runs([0.1, 0.9], payload=41_472 * 5), "b": runs([0.1, 0.8])}
-    lines = {name: scored(entry, 0.8) for name, entry in histories.items()}
-    text = comparison_text(lines, 0.8, "as asked").markdown()
+    text = costs(histories, Aim(target=0.8))[-1].markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
 
 
 def tables(histories):
     """Lines by entry, the table of a comparison and that of a run, from the same rows."""
-    lines = {name: scored(entry, 0.2) for name, entry in histories.items()}
     for row in (row for row in rows_of_all(histories) if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
-    text = comparison_text(lines, 0.2, "as asked").markdown()
-    return lines, text, run_results(histories).markdown()
+    lines, _, text = costs(histories, Aim(target=0.2))
+    return lines, text.markdown(), run_results(histories).markdown()
 
 
 def test_a_model_on_the_server_has_a_column_of_its_own():

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from experiments.run_folders import read_folder, trial_scores
+from experiments.run_folders import trial_scores
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.compare import comparison, share_of
+from fedjax_ht.lab.runs.folder import read_folder
 from fedjax_ht.lab.runs.merge import merge
 from tests.experiments.folders import history, write_run
 from tests.lab.runs.folders import edited
