@@ -26,20 +26,20 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments.rows import column, grouped, write_rows
-from experiments.run_folders import BY, read_folder, unfinished
+from experiments.rows import column, grouped, read_rows, write_rows
+from experiments.run_folders import BY, unfinished
 from experiments.setting_points import (
     ROUNDS,
     Point,
     ordered,
     points_of_file,
     points_of_folders,
-    read_points,
     refuse_repeated,
 )
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import FEW, legend, save, styles, subplots
+from fedjax_ht.lab.runs.folder import read_folder
 
 # allow_override: other programs have flags of these names, and one process may import several
 _SETTING = flags.DEFINE_list(
@@ -149,17 +149,15 @@ def points_of(of: Sequence[str], settings: Sequence[str], score: str, by: str) -
     return points
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        if not _CSV.value:
-            raise ValueError("give --csv; see --help")
-        if _OF.value:
-            points = points_of(_OF.value, _SETTING.value, _SCORE.value, _BY.value)
-        else:
-            points = read_points(Path(_CSV.value))
-        refuse_repeated(points)
-    except (ValueError, OSError) as error:
-        fail(error)
+    if not _CSV.value:
+        raise ValueError("give --csv; see --help")
+    if _OF.value:
+        points = points_of(_OF.value, _SETTING.value, _SCORE.value, _BY.value)
+    else:
+        points = read_rows(Path(_CSV.value), Point)
+    refuse_repeated(points)
     if _OF.value:
         write_rows(Path(_CSV.value), Point._fields, points)
     if _PICTURE.value:

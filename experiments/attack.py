@@ -22,9 +22,10 @@ from experiments.leaks import inversion
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.check.names import unknown
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.folder import read_run
+from fedjax_ht.lab.runs.own_methods import read_trusted_run
+from fedjax_ht.lab.runs.plan import Plan
 
 # --workdir, --method, --client, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")
@@ -109,19 +110,21 @@ def picture_of(path: Path, method: str, inverted: Inverted) -> Path:
     return path.with_name("_".join(parts) + ".png")
 
 
-def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
+def attacked(label: str, requested: Inversions, path: Path | None, experiment: Plan) -> list[Row]:
     """Attacks one entry of a run.
 
     Args:
       label: label of the entry.
       requested: inversions; membership is inferred if --attack names it.
       path: path of the CSV, beside which images are drawn; None draws none.
+      experiment: the run's experiment.
 
     Raises:
       ValueError: --method names the entry, but it cannot be inverted.
     """
     options = flags.FLAGS
-    loaded, rows = load_run(options.workdir, label, options.trust, trial=options.trial), []
+    loaded = load_run(options.workdir, label, trial=options.trial, experiment=experiment)
+    rows = []
     if "membership" in _ATTACK.value:
         rows += memberships(loaded, options.trial, _ROUNDS.value)
     if not requested.searches:
@@ -138,23 +141,21 @@ def attacked(label: str, requested: Inversions, path: Path | None) -> list[Row]:
     return rows + [result.row for result in inverted]
 
 
+@orderly_main
 def main(_) -> None:
     options, path = flags.FLAGS, _CSV.value and Path(_CSV.value)
-    try:
-        if path and not options.workdir:
-            print(markdown(read(path)))
-            return
-        if not options.workdir or not _ATTACK.value:
-            raise ValueError("give --workdir and --attack, or --csv alone; see --help")
-        requested = inversions_of_flags(options.client or 0, options.trial)
-        labels = read_run(Path(options.workdir), options.trust).runs
-        for label in [options.method] if options.method else labels:
-            rows = attacked(label, requested, path)
-            if path:
-                add(rows, path)
-            print(markdown(rows), flush=True)
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if path and not options.workdir:
+        print(markdown(read(path)))
+        return
+    if not options.workdir or not _ATTACK.value:
+        raise ValueError("give --workdir and --attack, or --csv alone; see --help")
+    requested = inversions_of_flags(options.client or 0, options.trial)
+    experiment = read_trusted_run(Path(options.workdir), options.trust)
+    for label in [options.method] if options.method else experiment.runs:
+        rows = attacked(label, requested, path, experiment)
+        if path:
+            add(rows, path)
+        print(markdown(rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from absl import app
 
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
-from fedjax_ht.lab.cli import fail
+from fedjax_ht.lab.cli import orderly_main
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.report.document import Document, Table
 from fedjax_ht.lab.runs.folder import read_folder
@@ -106,20 +106,18 @@ def markdown(scores: Iterable[Score]) -> str:
     return Document(tables).markdown()
 
 
+@orderly_main
 def main(arguments: list[str]) -> None:
-    try:
-        match [Path(argument) for argument in arguments[1:]]:
-            case [table]:
-                print(markdown(read(table)))
-            case [runs, out]:
-                folders = sorted(path.parent for path in runs.glob("*/summary.md"))
-                read_scores = [score for folder in folders for score in scores(folder)]
-                write(read_scores, out)
-                print(markdown(read_scores))
-            case _:
-                raise ValueError("give a folder of runs and a CSV to write, or a CSV to show")
-    except (OSError, ValueError) as error:
-        fail(error)
+    match [Path(argument) for argument in arguments[1:]]:
+        case [table]:
+            print(markdown(read(table)))
+        case [runs, out]:
+            folders = sorted(path.parent for path in runs.glob("*/summary.md"))
+            read_scores = [score for folder in folders for score in scores(folder)]
+            write(read_scores, out)
+            print(markdown(read_scores))
+        case _:
+            raise ValueError("give a folder of runs and a CSV to write, or a CSV to show")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ import numpy as np
 from absl import app, flags
 
 from experiments.rows import column
-from experiments.run_folders import RunFolder, read_folder, require_score, trial_scores, unfinished
+from experiments.run_folders import require_score, trial_scores, unfinished
 from experiments.searches import RECORD, choice, read_search
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.statistics import SCORES
+from fedjax_ht.lab.runs.folder import Folder, read_folder
 
 # allow_override: other programs have flags of these names, and one process may import several
 _RUNS = flags.DEFINE_string("runs", ".", "The folder of the words.", allow_override=True)
@@ -37,7 +38,7 @@ _BY = flags.DEFINE_enum(
 _WITH = flags.DEFINE_list("with", [], "Settings, each of which makes an entry of the chosen one.")
 
 
-def winner(folder: RunFolder, method: str | None, *, score: str, by: str) -> str:
+def winner(folder: Folder, method: str | None, *, score: str, by: str) -> str:
     """Returns the entry of a comparison whose score is highest.
 
     Args:
@@ -77,17 +78,15 @@ def entries_with(entry: str, settings: Sequence[str]) -> list[str]:
     return [f"{entry}:{setting}" for setting in settings] or [entry]
 
 
+@orderly_main
 def main(arguments: Sequence[str]) -> None:
     entries: list[str] = []
-    try:
-        if len(arguments) < 2:
-            raise ValueError("name folders of searches or of a comparison below --runs; see --help")
-        for name in arguments[1:]:
-            path = Path(_RUNS.value) / name
-            entry = chosen(path, _METHOD.value, score=_SCORE.value, by=_BY.value)
-            entries += entries_with(entry, _WITH.value)
-    except (ValueError, OSError) as error:
-        fail(error)
+    if len(arguments) < 2:
+        raise ValueError("name folders of searches or of a comparison below --runs; see --help")
+    for name in arguments[1:]:
+        path = Path(_RUNS.value) / name
+        entry = chosen(path, _METHOD.value, score=_SCORE.value, by=_BY.value)
+        entries += entries_with(entry, _WITH.value)
     print(",".join(entries))
 
 

@@ -1,7 +1,6 @@
 """Training of an embedded generator, which can be stopped and resumed, and its export as .npz."""
 
 import csv
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.generator_scores import score, write_comparison, write_grid
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.generators import embedded, npz
+from fedjax_ht.lab.runs.environment import commit
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.models.generator import Card
 
@@ -100,18 +100,6 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
     return jax.tree.unflatten(structure, map(jnp.array, stored)), log
 
 
-def revision() -> str:
-    """Returns the working tree's commit, "-dirty" if changed; "unknown" without version control."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
-
-
 def write_samples(path: Path, variables: Any, seed: int = 0) -> None:
     """Writes a picture of 100 samples of a generator."""
     key = jax.random.key(seed)
@@ -153,7 +141,7 @@ def export(
         "recipe": recipe._asdict(),
         "seed": seed,
         "scale": scale,
-        "revision": revision(),
+        "revision": commit(),
     }
     save_embedded(out, variables, card, metadata)
     generator = embedded.load_embedded(out)  # scores what is shipped, in float16

@@ -15,7 +15,6 @@ setting are rejected, and those without the two options are skipped. Writes a ro
 and prints the map. Without --of, the file is read and plotted again.
 """
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,11 +24,9 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments.rows import column, write_rows
+from experiments.rows import column, read_rows, write_rows
 from experiments.run_folders import (
     BY,
-    RunFolder,
-    read_folder,
     require_score,
     settings_of,
     trial_scores,
@@ -38,9 +35,10 @@ from experiments.run_folders import (
 from experiments.searches import GO_ON, RECORD, Search, read_search
 from experiments.setting_points import ROUNDS, ordered, shown
 from fedjax_ht.check.names import unknown
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import save, subplots
+from fedjax_ht.lab.runs.folder import Folder, read_folder
 
 # allow_override: other programs have flags of these names, and one process may import several
 _OF = flags.DEFINE_string(
@@ -101,7 +99,7 @@ def cells_of_search(search: Search, x: str, y: str) -> list[Cell]:
     return cells_of(search.folder, x, y, score=score, accuracies=accuracies)
 
 
-def cells_of_comparison(folder: RunFolder, x: str, y: str, *, score: str, by: str) -> list[Cell]:
+def cells_of_comparison(folder: Folder, x: str, y: str, *, score: str, by: str) -> list[Cell]:
     """Makes a cell for each entry of a comparison that has both options.
 
     Args:
@@ -121,7 +119,7 @@ def cells_of_comparison(folder: RunFolder, x: str, y: str, *, score: str, by: st
     return cells_of(folder, x, y, score=f"{score}, {ROUNDS[by]}", accuracies=accuracies)
 
 
-def labels_of_map(folder: RunFolder, x: str, y: str) -> list[str]:
+def labels_of_map(folder: Folder, x: str, y: str) -> list[str]:
     """Returns the entries that have both options.
 
     Raises:
@@ -148,7 +146,7 @@ def labels_of_map(folder: RunFolder, x: str, y: str) -> list[str]:
 
 
 def cells_of(
-    folder: RunFolder, x: str, y: str, *, score: str, accuracies: Mapping[str, float]
+    folder: Folder, x: str, y: str, *, score: str, accuracies: Mapping[str, float]
 ) -> list[Cell]:
     """Makes a cell for each entry that has an accuracy.
 
@@ -177,29 +175,12 @@ def cells_of(
             y_value=at[1],
             entry=label,
             score=score,
-            trials=folder.config["trials"],
+            trials=folder.fields["trials"],
             accuracy=accuracy,
         )
     if not cells:
         raise ValueError(f"{folder.path}: no entry has {score}; choose another --by")
     return list(cells.values())
-
-
-def read_cells(path: Path) -> list[Cell]:
-    """Reads the cells of a file written by this program.
-
-    Raises:
-      ValueError: it is another file. One line.
-    """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or tuple(rows[0]) != Cell._fields:
-        raise ValueError(f"{path} has not the columns {', '.join(Cell._fields)}; give --of")
-    cells = []
-    for row in rows:
-        *texts, trials, accuracy = row.values()
-        cells.append(Cell._make([*texts, int(trials), float(accuracy)]))
-    return cells
 
 
 def map_of(cells: Sequence[Cell]) -> tuple[list[str], list[str], np.ndarray]:
@@ -267,17 +248,15 @@ def cells_in(path: Path, x: str | None, y: str | None, *, score: str, by: str) -
     return cells
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        if not _CSV.value:
-            raise ValueError("give --csv; see --help")
-        if _OF.value:
-            path = Path(_OF.value)
-            cells = cells_in(path, _X.value, _Y.value, score=_SCORE.value, by=_BY.value)
-        else:
-            cells = read_cells(Path(_CSV.value))
-    except (ValueError, OSError) as error:
-        fail(error)
+    if not _CSV.value:
+        raise ValueError("give --csv; see --help")
+    if _OF.value:
+        path = Path(_OF.value)
+        cells = cells_in(path, _X.value, _Y.value, score=_SCORE.value, by=_BY.value)
+    else:
+        cells = read_rows(Path(_CSV.value), Cell)
     if _OF.value:
         write_rows(Path(_CSV.value), Cell._fields, cells)
     if _PICTURE.value:

@@ -27,12 +27,12 @@ from matplotlib.figure import Figure
 
 from experiments.generator_scores import laplacian_variance, pair_distance, render_all
 from experiments.rows import column, grouped, write_rows
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.generators import Generator, open_generator
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
-from fedjax_ht.lab.runs.folder import read_run
+from fedjax_ht.lab.runs.own_methods import read_trusted_run
 from fedjax_ht.methods.shared.pair_server import BATCH, Server, latents_of
 from fedjax_ht.methods.shared.units import in_units
 
@@ -174,22 +174,20 @@ def picture(images: Mapping[str, np.ndarray]) -> Figure:
     return image_grid(images, [""] * min(COLUMNS, max(map(len, images.values()))))
 
 
+@orderly_main
 def main(_) -> None:
     options = flags.FLAGS
-    try:
-        if not _CSV.value or not _PICTURE.value:
-            raise ValueError("give --csv and --picture; see --help")
-        generator = open_generator(_GENERATOR.value)
-        kinds = drawn_vectors(generator, _COUNT.value, _SEED.value)
-        if options.workdir:
-            experiment = read_run(Path(options.workdir), options.trust)
-            for label in experiment.runs:
-                loaded = load_run(options.workdir, label, options.trust)
-                kinds |= vectors_of_run(loaded, generator)
-            if len(kinds) == DRAWN:
-                raise ValueError(f"no entry of the run in {options.workdir} has prototypes")
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if not _CSV.value or not _PICTURE.value:
+        raise ValueError("give --csv and --picture; see --help")
+    generator = open_generator(_GENERATOR.value)
+    kinds = drawn_vectors(generator, _COUNT.value, _SEED.value)
+    if options.workdir:
+        experiment = read_trusted_run(Path(options.workdir), options.trust)
+        for label in experiment.runs:
+            loaded = load_run(options.workdir, label, experiment=experiment)
+            kinds |= vectors_of_run(loaded, generator)
+        if len(kinds) == DRAWN:
+            raise ValueError(f"no entry of the run in {options.workdir} has prototypes")
     images = images_of(generator, kinds)
     rows = rows_of(generator, kinds, images)
     write_rows(Path(_CSV.value), Row._fields, rows)

@@ -35,11 +35,11 @@ from experiments.paper_parts import wrapped
 from experiments.paper_tables import around_marks
 from experiments.rows import write_rows
 from fedjax_ht.check.names import unknown
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
 from fedjax_ht.lab.config.entries import BASELINE, split_spec
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table, human_bytes, human_flops
 from fedjax_ht.lab.report.statistics import Interval
 from fedjax_ht.lab.runs.compare import ALL, comparison
@@ -331,22 +331,19 @@ def add(spec: str, folders: Sequence[str]) -> None:
     print(f"{', '.join(rows)}: now in {RESULTS / setting.csv}")
 
 
+@orderly_main
 def main(arguments: Sequence[str]) -> None:
-    try:
-        if arguments[1:] and _ADD.value is None:
-            raise ValueError(f"unexpected argument {arguments[1]!r}; folders stand behind --add")
-        if _FIT.value:
-            rows = []
-            for setting in read_settings(RESULTS)[0]:
-                rows += find_unfit(setting.config)
-            write_rows(RESULTS / UNFIT, UNFIT_COLUMNS, rows)
-        if _ADD.value is not None:
-            add(_ADD.value, arguments[1:])
-        text = page(PAGE.read_text(encoding="utf-8"), RESULTS)
-    except (ValueError, OSError) as error:
-        fail(error)
-    with atomic_open(PAGE) as file:
-        file.write(text)
+    if arguments[1:] and _ADD.value is None:
+        raise ValueError(f"unexpected argument {arguments[1]!r}; folders stand behind --add")
+    if _FIT.value:
+        rows = []
+        for setting in read_settings(RESULTS)[0]:
+            rows += find_unfit(setting.config)
+        write_rows(RESULTS / UNFIT, UNFIT_COLUMNS, rows)
+    if _ADD.value is not None:
+        add(_ADD.value, arguments[1:])
+    text = page(PAGE.read_text(encoding="utf-8"), RESULTS)
+    write_whole(PAGE, text)
     print(PAGE)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.rows import grouped, write_rows
-from experiments.run_folders import RunFolder, read_folder, runs_of, unequal_rows
+from experiments.run_folders import runs_of, unequal_rows
 from fedjax_ht.check.options import search_ranges
 from fedjax_ht.lab.config.base import method_options, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
@@ -20,7 +20,7 @@ from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.rows import MACRO_F1
 from fedjax_ht.lab.report.statistics import LEVEL, Gains, Interval, gains_of_run, mean_interval
-from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, fixed, read_folder
 from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.history import best_by, wire_bytes
@@ -44,8 +44,6 @@ COLUMNS = (
     "trained_val_accuracy",
     "trained_correct",  # in the round chosen by trained_val_accuracy
 )
-FREE = frozenset(FREE_FIELDS) - {"rounds"}  # rows of one table must have equal rounds
-NAMES = frozenset(NAMING)
 RESAMPLES = 2_000
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
@@ -180,18 +178,17 @@ def rows_of_runs(
     return rows
 
 
-def require_config(folder: RunFolder, config: Config, name: str) -> None:
+def require_config(folder: Folder, config: Config, name: str) -> None:
     """Raises a one-line ValueError if a run's settings differ from a config.
 
     Its methods, and fields that do not affect results, may differ.
     """
-    expected = flatten(to_json(config))
-    for field in sorted(expected | folder.config):
-        if field in FREE or field.partition(".")[0] in NAMES:
-            continue
-        if folder.config.get(field) != expected.get(field):
+    expected = fixed(to_json(config), FREE_BUT_ROUNDS)
+    found = fixed(folder.fields, FREE_BUT_ROUNDS)
+    for field in sorted(expected | found):
+        if found.get(field) != expected.get(field):
             raise ValueError(
-                f"{folder.path} is no run of {name}: {field} is {folder.config.get(field)!r} there "
+                f"{folder.path} is no run of {name}: {field} is {found.get(field)!r} there "
                 f"and {expected.get(field)!r} here"
             )
     for label, entry in folder.entries.items():
@@ -211,9 +208,9 @@ def _require_preset(entry: Mapping[str, Any], preset: Entry | None, label: str, 
             )
 
 
-def rows_of_entry(folder: RunFolder, label: str, name: str) -> list[list[Any]]:
+def rows_of_entry(folder: Folder, label: str, name: str) -> list[list[Any]]:
     """Returns the rows of an entry, one for each trial and evaluation."""
-    step = int(folder.config["partition.per_trial"])
+    partition = folder.fields["partition"]
     rows = []
     for number, history in enumerate(runs_of(folder, label)):
         chosen = best_by(history, "val_accuracy")
@@ -224,8 +221,8 @@ def rows_of_entry(folder: RunFolder, label: str, name: str) -> list[list[Any]]:
             cells = row | costs_until(history, row["round"])
             cells |= {
                 "method": name,
-                "seed": folder.config["seed"] + number,
-                "split": folder.config["partition.seed"] + step * number,
+                "seed": folder.fields["seed"] + number,
+                "split": partition["seed"] + number * partition["per_trial"],
                 "macro_f1": row.get(MACRO_F1, math.nan),
             }
             if row is chosen:

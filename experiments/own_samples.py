@@ -22,12 +22,12 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.rows import write_rows
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.maps import COLOURS, principal, tsne
 from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
-from fedjax_ht.lab.runs.folder import read_run
+from fedjax_ht.lab.runs.own_methods import read_trusted_run
 
 # --workdir, --method and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
@@ -142,19 +142,17 @@ def rows_of(label: str, samples: OwnSamples, places: np.ndarray) -> Iterator[tup
         yield label, samples.round, client, of_class, float(x), float(y)
 
 
+@orderly_main
 def main(_) -> None:
     options = flags.FLAGS
-    try:
-        if not options.workdir or not (_CSV.value or _PICTURE.value):
-            raise ValueError("give --workdir, and --picture or --csv; see --help")
-        experiment = read_run(Path(options.workdir), options.trust)
-        drawn = {}
-        for label in [options.method] if options.method else list(experiment.runs):
-            loaded = load_run(options.workdir, label, options.trust)
-            samples = own_samples(loaded, _SPLIT.value, _SAMPLES.value)
-            drawn[label] = samples, *flat(samples)
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if not options.workdir or not (_CSV.value or _PICTURE.value):
+        raise ValueError("give --workdir, and --picture or --csv; see --help")
+    experiment = read_trusted_run(Path(options.workdir), options.trust)
+    drawn = {}
+    for label in [options.method] if options.method else list(experiment.runs):
+        loaded = load_run(options.workdir, label, experiment=experiment)
+        samples = own_samples(loaded, _SPLIT.value, _SAMPLES.value)
+        drawn[label] = samples, *flat(samples)
     if _CSV.value:
         rows = []
         for label, (samples, _, places) in drawn.items():

@@ -4,20 +4,16 @@ The file's head explains the fields; `experiments.paper_tables` makes the table 
 rule, `verdict`, decides whether one method is above another.
 """
 
-import math
-import statistics
-import tomllib
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.special import stdtrit
-
 from experiments.evaluations import read_evaluations
-from experiments.paper_manifest import filled
+from experiments.paper_manifest import filled, read_toml
 from experiments.rows import late_mean
 from fedjax_ht.lab.report.document import Table
+from fedjax_ht.lab.report.statistics import mean_interval
 from fedjax_ht.simulation.rows import evaluated
 
 SMALL = " in a small form"
@@ -26,7 +22,6 @@ SEEDS = 3
 """Fewest seeds for which an interval counts."""
 AGREEING = 5
 """Fewest seeds that count if they merely agree."""
-LEVEL = 0.95
 HEAD = ("claim", "the paper", "seen here", "verdict", "what decides it", "core-hours")
 
 
@@ -94,12 +89,8 @@ def read_claims(path: Path, results: Path) -> list[Claim]:
     Raises:
       ValueError: the file has a mistake. One line.
     """
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
     claims = []
-    for values in fields.get("claims", ()):
+    for values in read_toml(path).get("claims", ()):
         claim = filled(Claim, values, "claims")
         orders = [filled(Order, order, claim.claim) for order in values.get("orders", ())]
         claims.append(settled(claim._replace(orders=orders), results))
@@ -175,15 +166,8 @@ def sign_of(differences: Sequence[float]) -> int:
             return -1
     if len(differences) < SEEDS:
         return 0
-    mean, half = statistics.mean(differences), half_interval(differences)
-    return (mean > half) - (mean < -half)
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Computes half the width of Student's interval for a mean."""
-    count = len(values)
-    quantile = float(stdtrit(count - 1, (1 + LEVEL) / 2))
-    return quantile * statistics.stdev(values) / math.sqrt(count)
+    _, low, high = mean_interval(differences, least=SEEDS)
+    return (low > 0) - (high < 0)
 
 
 def lead(order: Order, results: Path) -> Lead:
@@ -248,5 +232,5 @@ def sentence(order: Order, lead: Lead) -> str:
 
 def points(values: Sequence[float]) -> str:
     """Formats a mean, with half its interval if there are enough seeds."""
-    mean = f"{statistics.mean(values):+.2f}"
-    return f"{mean} ± {half_interval(values):.2f}" if len(values) >= SEEDS else mean
+    mean, _, high = mean_interval(values, least=SEEDS)
+    return f"{mean:+.2f}" if len(values) < SEEDS else f"{mean:+.2f} ± {high - mean:.2f}"

@@ -4,14 +4,13 @@ The file's head explains the fields; `experiments.paper_tables` makes coverage.m
 """
 
 import re
-import textwrap
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.paper_manifest import filled
+from experiments.paper_manifest import filled, read_toml
+from experiments.paper_parts import wrapped
 from fedjax_ht.lab.report.document import Table
 
 RECORDED = ("paper's setting", "small form")
@@ -47,12 +46,8 @@ def read_coverage(path: Path) -> list[Paper]:
       ValueError: it is not a TOML file, or an entry has an unknown field, status or need, or lacks
         a field. One line.
     """
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
     papers = []
-    for values in fields.get("papers", ()):
+    for values in read_toml(path).get("papers", ()):
         paper = filled(Paper, values, "papers")
         items = [filled(Item, item, paper.name) for item in values["items"]]
         for item in items:
@@ -82,17 +77,12 @@ def check_item(item: Item, paper: str) -> None:
         raise ValueError(f"{paper}, {item.item} was run; `note` must link to the results")
 
 
-def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
-    """Makes, for each paper, a table of its items and the commands for them.
-
-    Args:
-      papers: result of `read_coverage`.
-      width: width of a line of prose.
-    """
-    return "\n\n".join(paper_markdown(paper, width) for paper in papers)
+def coverage_markdown(papers: Sequence[Paper]) -> str:
+    """Makes, for each paper, a table of its items and the commands for them."""
+    return "\n\n".join(map(paper_markdown, papers))
 
 
-def counts_markdown(papers: Sequence[Paper], width: int) -> str:
+def counts_markdown(papers: Sequence[Paper]) -> str:
     """Counts each paper's items by status, and those with an accuracy in the paper's setting."""
     items = [item for paper in papers for item in paper.items]
     in_setting = [item for item in items if item.status == RECORDED[0]]
@@ -107,16 +97,10 @@ def counts_markdown(papers: Sequence[Paper], width: int) -> str:
         counts = Counter(item.status for item in paper.items)
         numbers = [counts[status] for status in STATUSES]
         rows.append([paper.name, *map(str, [*numbers, len(paper.items)])])
-    return f"{wrapped(text, width)}\n\n{Table(['paper', *STATUSES, 'items'], rows).markdown()}"
+    return f"{wrapped(text)}\n\n{Table(['paper', *STATUSES, 'items'], rows).markdown()}"
 
 
-def wrapped(text: str, width: int) -> str:
-    """Wraps a paragraph between words."""
-    words = " ".join(text.split())
-    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
-
-
-def paper_markdown(paper: Paper, width: int) -> str:
+def paper_markdown(paper: Paper) -> str:
     """Makes a paper's section."""
     rows, commands = [], []
     for item in paper.items:
@@ -125,6 +109,6 @@ def paper_markdown(paper: Paper, width: int) -> str:
         if item.commands:
             commands.append(f"# {item.item}")
             commands += [f"fedjax-ht {command}" for command in item.commands]
-    setting = wrapped(paper.setting, width)
+    setting = wrapped(paper.setting)
     code = "\n".join(["```sh", *commands, "```"])
     return "\n\n".join([f"## {paper.name}", setting, Table(HEAD, rows).markdown(), code])

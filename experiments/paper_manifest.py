@@ -74,11 +74,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
       ValueError: it is not a TOML file, or an entry has an unknown field or lacks one. One line.
     """
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
-    manifest = filled(Manifest, fields, path.name)
+    manifest = filled(Manifest, read_toml(path), path.name)
     tables = [filled(Table, values, "tables") for values in manifest.tables]
     for number, table in enumerate(tables):
         parts = []
@@ -92,6 +88,14 @@ def read_manifest(path: Path) -> Manifest:
         runs = [filled(Selection, values, picture.file) for values in picture.runs]
         pictures[number] = picture._replace(runs=runs)
     return Manifest(tables, pictures)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file; raises a one-line ValueError if it is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:

@@ -41,11 +41,11 @@ from experiments.evaluations import (
     write_evaluations,
 )
 from fedjax_ht.lab.checkpoints.writers import read_runs
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
 from fedjax_ht.lab.report.plots import save
 from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
@@ -270,23 +270,20 @@ def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     return False
 
 
+@orderly_main
 def main(_) -> None:
     for name, value in (("runs", _RUNS.value), ("out", _OUT.value)):
         if not value:
-            fail(ValueError(f"no --{name}; see --help"))
-    try:
-        earlier = list(itertools.chain(*map(read_evaluations, map(Path, _ALSO.value))))
-        runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
-        published = read_published(_PUBLISHED.value)
-    except FileNotFoundError as error:
-        fail(error)
+            raise ValueError(f"no --{name}; see --help")
+    earlier = list(itertools.chain(*map(read_evaluations, map(Path, _ALSO.value))))
+    runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
+    published = read_published(_PUBLISHED.value)
     if not any(tops([run], _SCORE.value) for run in runs):
-        fail(ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}"))
+        raise ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}")
     out = Path(_OUT.value)
     write_evaluations(runs, out.with_suffix(".csv"))
     text = markdown(runs, published, _SCORE.value, _AS.value)
-    with atomic_open(out.with_name(out.name + "_table.md")) as file:
-        file.write(text + "\n")
+    write_whole(out.with_name(out.name + "_table.md"), text + "\n")
     if _CURVES.value:
         save(curves(runs, _SCORE.value), Path(_CURVES.value))
     print(text)

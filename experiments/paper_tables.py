@@ -18,9 +18,9 @@ from experiments.evaluations import curves
 from experiments.paper_claims import claims_markdown, read_claims
 from experiments.paper_coverage import counts_markdown, coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Table, read_manifest
-from experiments.paper_parts import WIDTH, part_markdown, selected, wrapped
-from fedjax_ht.lab.cli import fail, parse_flags
-from fedjax_ht.lab.files import atomic_open
+from experiments.paper_parts import part_markdown, selected, wrapped
+from fedjax_ht.lab.cli import orderly_main, parse_flags
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.plots import save
 
 RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
@@ -72,9 +72,9 @@ def coverage_page(text: str, results: Path) -> str:
     """
     papers = read_coverage(results / "coverage.toml")
     before, after = around_marks(text, COUNTS)
-    text = before + counts_markdown(papers, WIDTH) + after
+    text = before + counts_markdown(papers) + after
     before, after = around_marks(text)
-    return before + coverage_markdown(papers, WIDTH) + after
+    return before + coverage_markdown(papers) + after
 
 
 def with_claims(text: str, results: Path) -> str:
@@ -105,25 +105,22 @@ def around_marks(text: str, marks: tuple[str, str] = (BEGIN, END)) -> tuple[str,
     return f"{before}{begin}\n\n", f"\n\n{end}{after}"
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        manifest = read_manifest(RESULTS / "tables.toml")
-        tables = page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS)
-        pages = {
-            PAGE: with_claims(tables, RESULTS),
-            COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
-        }
-        drawn = {}
-        for picture in manifest.pictures:
-            runs = []
-            for selection in picture.runs:
-                runs += selected(selection, RESULTS)
-            drawn[picture.file] = curves(runs, picture.score)
-    except (ValueError, OSError) as error:
-        fail(error)
+    manifest = read_manifest(RESULTS / "tables.toml")
+    tables = page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS)
+    pages = {
+        PAGE: with_claims(tables, RESULTS),
+        COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
+    }
+    drawn = {}
+    for picture in manifest.pictures:
+        runs = []
+        for selection in picture.runs:
+            runs += selected(selection, RESULTS)
+        drawn[picture.file] = curves(runs, picture.score)
     for path, text in pages.items():
-        with atomic_open(path) as file:
-            file.write(text)
+        write_whole(path, text)
         print(path)
     for name, figure in drawn.items():
         print(save(figure, Path(name)))

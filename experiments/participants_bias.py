@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from experiments.rows import write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.simulation.rows import evaluated
 
@@ -34,21 +34,18 @@ _DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.", allow_o
 REPEATS = 200  # histories of draws
 
 
-def best_so_far(
-    accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0
-) -> np.ndarray:
+def best_so_far(accuracy: np.ndarray, participants: int, rounds: int, repeats: int) -> np.ndarray:
     """Computes the highest mean over participants up to each round, while clients learn nothing.
 
     Args:
       accuracy: float [num_clients].
       participants: distinct clients in a round, drawn uniformly.
       rounds, repeats: rounds of one history of draws, and number of histories.
-      seed: seed of the draws.
 
     Returns:
       float [repeats, rounds].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     order = rng.random((repeats, rounds, len(accuracy))).argpartition(participants - 1, axis=-1)
     return np.maximum.accumulate(np.asarray(accuracy)[order[..., :participants]].mean(-1), axis=1)
 
@@ -120,13 +117,11 @@ def accuracies() -> np.ndarray:
     return read_accuracies(Path(_CSV.value))  # rounded, so that the file gives the same numbers
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        accuracy = accuracies()
-        if not 1 <= _DRAWN.value <= len(accuracy):
-            raise ValueError(f"--drawn is {_DRAWN.value}; it must be from 1 to {len(accuracy)}")
-    except (ValueError, FileNotFoundError) as error:
-        fail(error)
+    accuracy = accuracies()
+    if not 1 <= _DRAWN.value <= len(accuracy):
+        raise ValueError(f"--drawn is {_DRAWN.value}; it must be from 1 to {len(accuracy)}")
     best = best_so_far(accuracy, _DRAWN.value, _DRAWS.value, REPEATS)
     print(f"all {len(accuracy)} clients: {100 * accuracy.mean():.2f} %")
     for rounds in (100, 300, 500):

@@ -20,7 +20,7 @@ from absl import app, flags
 import fedjax_ht as fl
 from experiments.margins import prototype_margins
 from experiments.rows import write_rows
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.runs.plan import Run, plan
 from fedjax_ht.lab.runs.run import configured
 
@@ -62,21 +62,17 @@ def followed(run: Run) -> Iterator[dict]:
         before = values
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        if not _CSV.value:
-            raise ValueError("give --config and --csv; see --help")
-        config, _ = configured()
-        runs = plan(config).runs
-        if len(runs) > 1:
-            raise ValueError(
-                f"{', '.join(runs)}: name one method, as in --config=FILE:method=fedtgp"
-            )
-        (run,) = runs.values()
-        if run.method.view.prototypes is None:
-            raise ValueError(f"{run.label} has no global prototypes")
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if not _CSV.value:
+        raise ValueError("give --config and --csv; see --help")
+    config, _ = configured()
+    runs = plan(config).runs
+    if len(runs) > 1:
+        raise ValueError(f"{', '.join(runs)}: name one method, as in --config=FILE:method=fedtgp")
+    (run,) = runs.values()
+    if run.method.view.prototypes is None:
+        raise ValueError(f"{run.label} has no global prototypes")
     rows: list[dict] = []
     for row in followed(run):
         rows.append(row)

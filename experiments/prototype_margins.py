@@ -29,12 +29,12 @@ from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.batches import class_means
 from fedjax_ht.core.samples import Data
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.report.rows import mean
 from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
-from fedjax_ht.lab.runs.folder import read_run
+from fedjax_ht.lab.runs.own_methods import read_trusted_run
 from fedjax_ht.methods.shared.prototypes import class_sums
 
 # --workdir, --method, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
@@ -166,26 +166,24 @@ def picture(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+@orderly_main
 def main(_) -> None:
     options = flags.FLAGS
-    try:
-        if not options.workdir or not _CSV.value:
-            raise ValueError("give --workdir and --csv; see --help")
-        experiment = read_run(Path(options.workdir), options.trust)
-        labels = [options.method] if options.method else list(experiment.runs)
-        rows: list[Row] = []
-        for label in labels:
-            if label in experiment.runs and experiment.runs[label].method.view.prototypes is None:
-                print(f"{label} has no global prototypes")
-                continue
-            loaded = load_run(options.workdir, label, options.trust, trial=options.trial)
-            rows += rows_of(loaded, options.trial)
-        if not rows:
-            raise ValueError(
-                f"no entry of the run in {options.workdir} has prototypes of several classes"
-            )
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if not options.workdir or not _CSV.value:
+        raise ValueError("give --workdir and --csv; see --help")
+    experiment = read_trusted_run(Path(options.workdir), options.trust)
+    labels = [options.method] if options.method else list(experiment.runs)
+    rows: list[Row] = []
+    for label in labels:
+        if label in experiment.runs and experiment.runs[label].method.view.prototypes is None:
+            print(f"{label} has no global prototypes")
+            continue
+        loaded = load_run(options.workdir, label, trial=options.trial, experiment=experiment)
+        rows += rows_of(loaded, options.trial)
+    if not rows:
+        raise ValueError(
+            f"no entry of the run in {options.workdir} has prototypes of several classes"
+        )
     write_rows(Path(_CSV.value), Row._fields, rows)
     if _PICTURE.value:
         save(picture(rows), Path(_PICTURE.value))

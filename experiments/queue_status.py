@@ -14,11 +14,12 @@ from typing import NamedTuple
 from absl import app, flags
 
 from experiments.queue_commands import Plan, QueueRow, plans_of, read_queue
-from experiments.run_folders import read_folder, runs_of
+from experiments.run_folders import runs_of
 from experiments.searches import RECORD, Search, read_search, survivors
 from fedjax_ht.lab.cli import orderly_main, parse_flags
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
+from fedjax_ht.lab.runs.folder import read_folder
 
 # allow_override: other programs have flags of these names, and one process may import several
 _RUNS = flags.DEFINE_string(
@@ -109,8 +110,7 @@ def main(_) -> None:
     text = table_of(read_queue(), Path(_RUNS.value)).markdown()
     print(text)
     if _TABLE.value:
-        with atomic_open(Path(_TABLE.value)) as file:
-            file.write(text + "\n")
+        write_whole(_TABLE.value, text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,35 @@
 """Rows of results: columns, groups, and CSV files."""
 
+import csv
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
 
 T = TypeVar("T")
+R = TypeVar("R", bound=tuple)  # a NamedTuple
 
 
 def write_rows(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Writes rows below a header, atomically; floats have six significant digits."""
-    text = Table(head, [list(map(cell, row)) for row in rows]).csv()
-    with atomic_open(path) as file:
-        file.write(text)
+    write_whole(path, Table(head, [list(map(cell, row)) for row in rows]).csv())
+
+
+def read_rows(path: Path, kind: type[R]) -> list[R]:
+    """Reads the rows of a NamedTuple that `write_rows` wrote.
+
+    Raises:
+      ValueError: it is another file. One line.
+    """
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or tuple(rows[0]) != kind._fields:
+        raise ValueError(f"{path} has not the columns {', '.join(kind._fields)}; give --of")
+    kinds = kind.__annotations__
+    return [kind(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
 
 
 def cell(value: Any) -> str:

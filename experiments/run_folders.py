@@ -1,7 +1,7 @@
 """Reads folders of runs and comparisons: config, settings of entries, and their scores by trial."""
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,32 +9,16 @@ from experiments.rows import late_mean
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.config.entries import folder_of, recorded
+from fedjax_ht.lab.config.entries import OVERRIDDEN, folder_of, recorded
 from fedjax_ht.lab.report.compared import compared, shortfalls, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
-from fedjax_ht.lab.runs import folder as folders
-from fedjax_ht.lab.runs.folder import flatten, naming
+from fedjax_ht.lab.runs.folder import Folder, fixed, naming, read_folder
 from fedjax_ht.lab.runs.identity import identities_of
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 
 LATE = "late"  # the mean over the last third of the rounds
 BY = (*SCORES, LATE)
-
-
-class RunFolder(NamedTuple):
-    """A run's folder.
-
-    Attributes:
-      path: path of the folder.
-      config: field -> value, as "partition.options.alpha" -> 0.1.
-      entries: label -> the entry as in config.json, with "method", "options", "training", "model"
-        and "tuned".
-    """
-
-    path: Path
-    config: dict[str, Any]
-    entries: dict[str, Mapping[str, Any]]
 
 
 class TrialScore(NamedTuple):
@@ -49,42 +33,32 @@ class TrialScore(NamedTuple):
     score: float
 
 
-def read_folder(path: Path) -> RunFolder:
-    """Reads the config and the entries of a run's folder.
-
-    Raises:
-      ValueError, OSError: there is no run, or an early one without entries. One line.
-    """
-    fields = folders.read_folder(path).fields
-    entries = fields.pop("entries")
-    if not entries:
-        raise ValueError(f"the run in {path} was made before runs had entries; run it again")
-    with naming(path / "config.json"):
-        return RunFolder(path, flatten(fields), {entry["label"]: entry for entry in entries})
+def fields_of(folder: Folder) -> dict[str, Any]:
+    """Returns the config of a run without its entries: "partition.options.alpha" -> 0.1."""
+    return fixed(folder.fields, ())
 
 
-def settings_of(folder: RunFolder, label: str) -> dict[str, Any]:
+def settings_of(folder: Folder, label: str) -> dict[str, Any]:
     """Returns an entry's settings under the names by which entries set them.
 
     These are method options as "mu", and fields of training and model as "training.learning_rate".
     """
     entry = folder.entries[label]
     settings = dict(entry["options"])
-    for field, value in folder.config.items():
-        part, _, name = field.partition(".")
-        if part in ("training", "model"):
-            settings[field] = entry[part].get(name, value)
+    for part in OVERRIDDEN:
+        for name, value in folder.fields[part].items():
+            settings[f"{part}.{name}"] = entry[part].get(name, value)
     return settings
 
 
-def runs_of(folder: RunFolder, label: str) -> list[list[Row]]:
+def runs_of(folder: Folder, label: str) -> list[list[Row]]:
     """Returns the rows of each run of an entry so far."""
     return read_runs(folder.path / folder_of(label))
 
 
-def unfinished(folder: RunFolder) -> list[str]:
+def unfinished(folder: Folder) -> list[str]:
     """Returns messages about entries that lack rounds or trials of the config."""
-    config, lines = typed_config(folder.config), []
+    config, lines = typed_config(folder.fields | {"entries": ()}), []
     for label in folder.entries:
         for reason in shortfalls(runs_of(folder, label), config):
             lines.append(f"{folder.path}: {label} {reason}")
@@ -103,7 +77,7 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
     Raises:
       ValueError, OSError: the folder cannot be read. One line.
     """
-    _, fields, noted = folders.read_folder(workdir)
+    _, fields, noted = read_folder(workdir)
     stored = [entry for entry in fields.pop("entries") if entry["label"] in labels]
     with naming(workdir / "config.json"):
         entries = [recorded(entry) for entry in stored]
@@ -114,7 +88,7 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
     return unequal_lines(rows.unequal)
 
 
-def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[TrialScore]:
+def trial_scores(folder: Folder, label: str, score: str, by: str) -> list[TrialScore]:
     """Returns the score of each trial of an entry that has it.
 
     Args:
@@ -128,10 +102,9 @@ def trial_scores(folder: RunFolder, label: str, score: str, by: str) -> list[Tri
         counted = chosen_score(history, score, by)
         if counted is None:
             continue
-        number, split = history[0]["trial"], folder.config["partition.seed"]
-        if folder.config["partition.per_trial"]:
-            split += number
-        scores.append(TrialScore(folder.config["seed"] + number, split, *counted))
+        number, partition = history[0]["trial"], folder.fields["partition"]
+        split = partition["seed"] + number * partition["per_trial"]
+        scores.append(TrialScore(folder.fields["seed"] + number, split, *counted))
     return scores
 
 
@@ -150,7 +123,7 @@ def chosen_score(trial: Sequence[Row], score: str, by: str) -> tuple[int, float]
     return None if row is None else (row["round"], row[score])
 
 
-def require_score(folder: RunFolder, score: str) -> None:
+def require_score(folder: Folder, score: str) -> None:
     """Raises a one-line ValueError if no row of any entry has the score."""
     keys: dict[str, None] = {}
     for label in folder.entries:

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.run_folders import RunFolder, read_folder
-from fedjax_ht.lab.runs.folder import naming, read_json
+from fedjax_ht.lab.runs.folder import Folder, naming, read_folder, read_json
 from fedjax_ht.lab.runs.search import better_half
 
 RECORD = "search.json"
@@ -20,7 +19,7 @@ class Search(NamedTuple):
         the server did not stay finite.
     """
 
-    folder: RunFolder
+    folder: Folder
     scores: dict[int, dict[str, float]]
 
 
@@ -44,7 +43,7 @@ def survivors(search: Search) -> list[str]:
     Raises:
       ValueError: the search is unfinished. One line.
     """
-    path, last = search.folder.path, search.folder.config["rounds"]
+    path, last = search.folder.path, search.folder.fields["rounds"]
     alive = list(search.folder.entries)
     for rounds, scores in sorted(search.scores.items()):
         missing = [label for label in alive if label not in scores]
@@ -66,7 +65,7 @@ def choice(search: Search) -> str:
       ValueError: it is unfinished, or no point stayed finite. One line.
     """
     alive = survivors(search)
-    last = search.scores[search.folder.config["rounds"]]
+    last = search.scores[search.folder.fields["rounds"]]
     finite = better_half({label: last[label] for label in alive})
     if not finite:
         raise ValueError(

@@ -26,7 +26,7 @@ from experiments.rows import write_rows
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.data.partition import class_counts
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.prototypes import Uplink, mean_by_class
@@ -96,16 +96,14 @@ def rows_of(loaded: LoadedRun, trial: int, orders: int) -> Iterator[dict]:
     yield row("own heads", "", state.server, rule="head")
 
 
+@orderly_main
 def main(_) -> None:
     options = flags.FLAGS
-    try:
-        if not options.workdir or not _CSV.value:
-            raise ValueError("give --workdir and --csv; see --help")
-        loaded = load_run(options.workdir, options.method, options.trust, trial=options.trial)
-        if loaded.run.entry.method != "fedtgp":
-            raise ValueError(f"{loaded.run.label}: only FedTGP's server trains prototypes")
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    if not options.workdir or not _CSV.value:
+        raise ValueError("give --workdir and --csv; see --help")
+    loaded = load_run(options.workdir, options.method, options.trust, trial=options.trial)
+    if loaded.run.entry.method != "fedtgp":
+        raise ValueError(f"{loaded.run.label}: only FedTGP's server trains prototypes")
     rows = []
     for row in rows_of(loaded, options.trial, _ORDERS.value):
         rows.append(row)

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from experiments.evaluations import read_evaluations
 from experiments.rows import grouped
-from experiments.run_folders import RunFolder, chosen_score, require_score, trial_scores
+from experiments.run_folders import chosen_score, fields_of, require_score, trial_scores
 from fedjax_ht.check.names import unknown
-from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
+from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, fixed
 
-UNCOMPARED = {*NAMING, *FREE_FIELDS, "seed", "partition.seed", "trials", "searched", "lanes"}
-UNCOMPARED -= {"rounds"}
-"""Fields that may differ between folders: seeds, fields that do not affect results, and names of
-entries, which are compared separately."""
+FREE = {*FREE_BUT_ROUNDS, "seed", "partition.seed", "trials", "lanes"}
+"""Fields that may differ between folders: seeds, and fields that do not affect results."""
 
 ROUNDS = {
     "best": "best round",
@@ -51,7 +49,7 @@ class Point(NamedTuple):
 
 
 def points_of_folders(
-    folders: Sequence[RunFolder], settings: Sequence[str], score: str, by: str
+    folders: Sequence[Folder], settings: Sequence[str], score: str, by: str
 ) -> list[Point]:
     """Reads the trials of comparisons that differ in one setting.
 
@@ -68,7 +66,7 @@ def points_of_folders(
     points = []
     for folder in folders:
         require_score(folder, score)
-        value = shown(folder.config[settings[0]])
+        value = shown(fields_of(folder)[settings[0]])
         for label in folder.entries:
             for trial in trial_scores(folder, label, score, by):
                 points.append(
@@ -86,15 +84,15 @@ def points_of_folders(
     return points
 
 
-def check_settings(folders: Sequence[RunFolder], settings: Sequence[str]) -> None:
+def check_settings(folders: Sequence[Folder], settings: Sequence[str]) -> None:
     """Raises ValueError if folders differ in a field outside `settings`, or not in the first.
 
     The message is one line that names the field.
     """
     axis, first = settings[0], folders[0]
     for folder in folders:
-        if axis not in folder.config:
-            raise ValueError(f"{folder.path}: {unknown('field', axis, folder.config, NAMED)}")
+        if axis not in fields_of(folder):
+            raise ValueError(f"{folder.path}: {unknown('field', axis, fields_of(folder), NAMED)}")
     for folder in folders[1:]:
         for field, (before, now) in differences(first, folder).items():
             if field not in settings:
@@ -103,13 +101,12 @@ def check_settings(folders: Sequence[RunFolder], settings: Sequence[str]) -> Non
                     f"{shown(now)}, and not in {axis} alone; take runs that do, or name both: "
                     f"--setting={','.join([*settings, field])}"
                 )
-    if len({shown(folder.config[axis]) for folder in folders}) < 2:
-        raise ValueError(
-            f"all of --of have {axis} {shown(first.config[axis])}; name runs of several values"
-        )
+    values = {shown(fields_of(folder)[axis]) for folder in folders}
+    if len(values) < 2:
+        raise ValueError(f"all of --of have {axis} {values.pop()}; name runs of several values")
 
 
-def differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
+def differences(first: Folder, other: Folder) -> dict[str, tuple[Any, Any]]:
     """Returns the values of the fields in which two runs differ, with those of shared entries.
 
     An entry's settings are named as "fedssa.mu"; entries that were tuned for each run are skipped.
@@ -120,12 +117,9 @@ def differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]
     return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def compared(folder: RunFolder, other: RunFolder) -> dict[str, Any]:
+def compared(folder: Folder, other: Folder) -> dict[str, Any]:
     """Returns a run's fields and settings that must equal another run's."""
-    fields = {}
-    for field, value in folder.config.items():
-        if field not in UNCOMPARED and field.split(".")[0] not in UNCOMPARED:
-            fields[field] = value
+    fields = fixed(folder.fields, FREE)
     for label in folder.entries.keys() & other.entries.keys():
         entry = folder.entries[label]
         if entry["tuned"]:  # the search may have chosen other settings for each value
@@ -194,23 +188,6 @@ def evaluated_trials(path: Path, score: str, by: str) -> list[dict[str, str]]:
         if counted is not None:
             trials.append({"entry": run.method, "seed": str(run.seed), "accuracy": counted[1]})
     return trials
-
-
-def read_points(path: Path) -> list[Point]:
-    """Reads the points of a file written by this program.
-
-    Raises:
-      ValueError: it is another file. One line.
-    """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or tuple(rows[0]) != Point._fields:
-        raise ValueError(f"{path} has not the columns {', '.join(Point._fields)}; give --of")
-    points = []
-    for row in rows:
-        *texts, accuracy = row.values()
-        points.append(Point._make([*texts, float(accuracy)]))
-    return points
 
 
 def refuse_repeated(points: Sequence[Point]) -> None:

@@ -26,7 +26,7 @@ from experiments.generator_training import (
 )
 from fedjax_ht.check.options import INT
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.lab.cli import fail, parse_flags
+from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.runs.folder import remember_fields
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.models.generator import Card
@@ -60,24 +60,22 @@ _DOMAIN = flags.DEFINE_string("domain", "", "For the card: what the images show.
 _LICENCE = flags.DEFINE_string("licence", "", "For the card: of the weights.")
 
 
+@orderly_main
 def main(_) -> None:
-    try:
-        check_flags()
-        workdir, seed = Path(_WORKDIR.value), _SEED.value
-        pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
-        num_classes = len(pictures.classes) if _CONDITIONAL.value else 0
-        recipe = Recipe(channels=channels(), num_classes=num_classes)
-        config = {
-            "data": _DATA.value,
-            "classes": _CLASSES.value,
-            "seed": seed,
-            "recipe": recipe._asdict(),
-        }
-        # through JSON, which has lists for the recipe's tuples: the file is compared with it
-        remember_fields(json.loads(json.dumps(config)), workdir)
-        state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
+    check_flags()
+    workdir, seed = Path(_WORKDIR.value), _SEED.value
+    pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
+    num_classes = len(pictures.classes) if _CONDITIONAL.value else 0
+    recipe = Recipe(channels=channels(), num_classes=num_classes)
+    config = {
+        "data": _DATA.value,
+        "classes": _CLASSES.value,
+        "seed": seed,
+        "recipe": recipe._asdict(),
+    }
+    # through JSON, which has lists for the recipe's tuples: the file is compared with it
+    remember_fields(json.loads(json.dumps(config)), workdir)
+    state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     enable_compilation_cache()
     if _MINUTES.value > 0:
         state = trained(recipe, pictures, state, log)

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from experiments.accuracy_by_setting import picture, points_of, table_of
-from experiments.rows import write_rows
-from experiments.run_folders import chosen_score, read_folder, unfinished
+from experiments.rows import read_rows, write_rows
+from experiments.run_folders import chosen_score, unfinished
 from experiments.setting_points import (
     Point,
     check_settings,
     points_of_file,
     points_of_folders,
-    read_points,
     refuse_repeated,
 )
 from fedjax_ht.lab.config.entries import preset
+from fedjax_ht.lab.runs.folder import read_folder
 from tests.experiments.folders import history, write_run
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
@@ -138,7 +138,7 @@ def test_files_of_a_comparison_and_of_evaluations_are_read():
     rows = {row[0]: row[1:] for row in table_of(points).rows}
     assert rows["fedktl"] == ["52.95 ± 3.10", "67.71 ± 1.99", "72.98 ± 1.38"]
     assert rows["fedktl mu=4.0"] == ["52.09 ± 5.97", "-", "-"]
-    kept = read_points(RESULTS / "fedktl_shots.csv")  # the example of docs/comparisons.md
+    kept = read_rows(RESULTS / "fedktl_shots.csv", Point)  # the example of docs/comparisons.md
     assert [point._replace(setting="shots") for point in kept] == points
     with pytest.raises(ValueError, match="is of cifar10 and fashion_mnist and npz:tiny"):
         points_of_file(RESULTS / "few_shot_2.csv", "shots", "2", score="accuracy", by="best")
@@ -149,9 +149,9 @@ def test_files_of_a_comparison_and_of_evaluations_are_read():
 def test_the_table_draws_the_picture_again(folders, tmp_path):
     points = points_of_folders(folders, [ALPHA], "accuracy", "best")
     write_rows(tmp_path / "a.csv", Point._fields, points)
-    assert read_points(tmp_path / "a.csv") == points
+    assert read_rows(tmp_path / "a.csv", Point) == points
     with pytest.raises(ValueError, match=r"has not the columns setting, value, .*; give --of"):
-        read_points(RESULTS / "leaks.csv")
+        read_rows(RESULTS / "leaks.csv", Point)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_command_writes_both_and_refuses_in_one_line(run_module, folders, tm
     assert "| fedssa | 75.00 ± 5.00 | 50.00 ± 0.00 |" in done.stdout
     assert (tmp_path / "a.png").exists()
     points = points_of_folders(folders, [ALPHA], "accuracy", "best")
-    assert read_points(tmp_path / "a.csv") == points
+    assert read_rows(tmp_path / "a.csv", Point) == points
     refused = run_module("accuracy_by_setting", "--setting=drop_rate", of, table)
     assert refused.returncode == 2 and "differ in partition.options.alpha" in refused.stderr
     assert refused.stderr.count("\n") == 1

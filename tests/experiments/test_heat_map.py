@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.heat_map import cells_in, cells_of_search, picture, read_cells, table_of
-from experiments.rows import write_rows
+from experiments.heat_map import Cell, cells_in, cells_of_search, picture, table_of
+from experiments.rows import read_rows, write_rows
 from experiments.searches import choice, read_search
 from tests.experiments.folders import history, write_run
 
@@ -92,7 +92,7 @@ def test_a_comparison_is_shown_by_any_score(tmp_path, capsys):
     assert cells[0].trials == 2 and cells[0].score == "global_accuracy_head, best round"
     assert "left out, without b_tran, b_div or a score: fedavg\n" in capsys.readouterr().err
     write_rows(tmp_path / "a.csv", type(cells[0])._fields, cells)
-    assert table_of(read_cells(tmp_path / "a.csv")).rows == table_of(cells).rows
+    assert table_of(read_rows(tmp_path / "a.csv", Cell)).rows == table_of(cells).rows
 
 
 def test_entries_that_differ_in_a_third_setting_are_refused_by_its_name(tmp_path):
@@ -120,7 +120,7 @@ def test_options_must_be_two_that_an_entry_has(tmp_path, x, y, message):
 
 
 def test_the_committed_map_is_drawn_again():
-    cells = read_cells(RESULTS / "few_samples_search.csv")
+    cells = read_rows(RESULTS / "few_samples_search.csv", Cell)
     assert len(table_of(cells).rows) == 3 and len(picture(cells).axes) == 2
     with pytest.raises(ValueError, match=r"has not the columns x, x_value, .*; give --of"):
-        read_cells(RESULTS / "leaks.csv")
+        read_rows(RESULTS / "leaks.csv", Cell)

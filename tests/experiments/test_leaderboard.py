@@ -26,9 +26,9 @@ from experiments.leaderboard_rows import (
     rows_of_entry,
     standings,
 )
-from experiments.run_folders import read_folder
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import preset
+from fedjax_ht.lab.runs.folder import read_folder
 from tests.experiments.folders import write_run
 
 ROOT = Path(__file__).parents[2]

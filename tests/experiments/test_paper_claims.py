@@ -10,8 +10,8 @@ from experiments.paper_claims import (
     Order,
     claims_markdown,
     direction,
-    half_interval,
     lead,
+    points,
     sentence,
     settled,
     sign_of,
@@ -59,8 +59,8 @@ def test_a_lead_is_of_the_best_round_and_of_the_last_third(results):
 
 def test_half_an_interval_is_students():
     """Tables have 4.303 for three values and 2.776 for five; deviations are those of samples."""
-    assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    assert half_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776 * 0.5**0.5, rel=1e-3)
+    assert points([1.0, 2.0, 3.0]) == f"+2.00 ± {4.303 / 3**0.5:.2f}"
+    assert points([1.0, 2.0, 3.0, 4.0, 5.0]) == f"+3.00 ± {2.776 * 0.5**0.5:.2f}"
 
 
 UP, DOWN = [1.0, 1.1, 0.9], [-1.0, -1.1, -0.9]
