@@ -30,7 +30,7 @@ def product(a: Num[Array, "*rows K"], b: Float[Array, "K N"]) -> Float[Array, "*
     return a @ b
 
 
-def _narrow(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+def _narrow(a: Num[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
     """Multiplies many rows by a tall matrix, such as a convolution's patches by its kernel.
 
     The product is by b's transpose, so that b's gradient is also [N, K]. XLA's CPU product takes up
@@ -42,7 +42,7 @@ def _narrow(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N
 
 
 @jax.custom_vjp
-def _rounded(a: Float[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
+def _rounded(a: Num[Array, "M K"], b: Float[Array, "K N"]) -> Float[Array, "M N"]:
     return _multiply(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
 
 

@@ -295,9 +295,9 @@ def _sum_sent(received: Received) -> PyTree:
     A defence may drop some of a client's.
     """
     masks = [leaf.mask for leaf in jax.tree.leaves(received.uplink, is_leaf=is_masked)]
-    sent = functools.reduce(jnp.logical_and, masks, received.arrived).astype(jnp.float32)
+    sent = functools.reduce(jnp.logical_and, masks, jnp.asarray(received.arrived))
 
     def total(leaf):
-        return weighted_sum(leaf.values, sent)
+        return weighted_sum(leaf.values, sent.astype(jnp.float32))
 
     return jax.tree.map(total, received.uplink, is_leaf=is_masked)
