@@ -31,7 +31,7 @@ PAGE = Path(__file__).with_name("methods.md")
 TITLE = re.compile(r"(?P<name>[^(:]+)( \((?P<paper>[^)]+)\))?: (?P<idea>.+)\.")
 # a line of an algorithm or of a list of arguments, with the lines that continue it
 ENTRY = r"^( *){}:(.*(?:\n\1 +.*)*)"
-NONE = re.compile(r"None takes ([^.;,()]+)")
+NONE = re.compile(r"None takes ((?:[^.;,()]|\.(?=\d))+)")
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

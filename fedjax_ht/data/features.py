@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ht.check.options import Count, checked
 from fedjax_ht.core.inputs import AsStored, InputShape, described, is_image, zeros
-from fedjax_ht.core.module_checks import check_module
+from fedjax_ht.core.module_checks import FROZEN, check_module
 from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import Dataset
@@ -52,10 +52,11 @@ def extract_features(
     if not fitting:
         raise ValueError(
             f"the variables do not fit {type(module).__name__} for samples of {described(shape)}: "
-            'they must be its {"params": {"base"}, "stats": {"base"}}'
+            'they must be its {"params": {"base"}, "stats": {"base"}}, and with adapters "frozen"'
         )
     channels = fitting[0][-1]
     weights = {"params": variables["params"], "batch_stats": variables.get("stats", {})}
+    weights |= {FROZEN: variables[FROZEN]} if FROZEN in variables else {}
 
     @jax.jit
     def run(scaled: Any, weights: PyTree, samples: PyTree) -> jax.Array:
@@ -99,9 +100,10 @@ def with_features(dataset: Dataset, features: np.ndarray) -> Dataset:
 def _fits(module: Any, variables: PyTree, shape: InputShape) -> bool:
     """Returns whether variables fit the extractor for samples of a shape."""
     form = jax.eval_shape(lambda key: module.init(key, zeros(shape)), jax.random.key(0))
-    expected = form["params"]["base"], form.get("batch_stats", {}).get("base", {})
-    given = [variables.get(part, {}).get("base", {}) for part in ("params", "stats")]
-    return _shapes(tuple(given)) == _shapes(expected)
+    parts = {"params": "params", "stats": "batch_stats", FROZEN: FROZEN}
+    expected = [form.get(part, {}).get("base", {}) for part in parts.values()]
+    given = [variables.get(part, {}).get("base", {}) for part in parts]
+    return _shapes(given) == _shapes(expected)
 
 
 def _shapes(tree: PyTree) -> PyTree:

@@ -14,7 +14,9 @@ Settled here:
 * Clients of the paper send the gradient of one batch, and the loss on it. `training.steps=1` with
   plain SGD is that step, w - eta sum_i lam_i g_i / sum_i lam_i; F_i is of all training samples.
 * The newest w is scored; the paper's is the mean over all rounds.
-* Clients that were not heard keep their lam until the projection.
+* Clients that were not heard keep their lam until the projection, which takes from them what the
+  others gain, down to 0. At low participation whole rounds may have clients of lam 0 alone, and
+  then w stays; a smaller rate helps.
 * The paper has one architecture; here every architecture has its own w, and all have one lam. Batch
   statistics stay with each client, as in `fedavg`.
 """

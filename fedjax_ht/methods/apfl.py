@@ -3,7 +3,7 @@
     client:  w_i <- w; on each batch w_i descends on CE(w_i), the personal v_i and the share alpha_i
              on CE(alpha_i v_i + (1 - alpha_i) w_i), alpha_i clipped to [0, 1]; uploads w_i
     server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture
-    predict: alpha_i v_i + (1 - alpha_i) w, with the newest w
+    predict: alpha_i v_i + (1 - alpha_i) w, with w as received
     up:      W: all parameters
     down:    W: all parameters
     fits:    one architecture or a few, clients of which some differ much and some little; training

@@ -13,8 +13,8 @@ Settled here:
 * Rounds are the unit of time (docs/devices.md, late="arrives"): a deadline is a tick of the clock.
   The server takes the uploads of a tick in the order of client ids, with a step at every K-th. The
   rest stay in the buffer. A client trains again in the round after its upload has arrived.
-* Without devices no upload is late, and tau counts the steps before it in its own round. If K is at
-  least the number of participants, tau is 0 and a round is one step of FedAvg with equal weights.
+* Without devices no upload is late, and tau counts the steps before it in its own round. If K is
+  the number of participants, tau is 0 and a round is one step of FedAvg with equal weights.
 * The paper has one architecture; here each has its own model and buffer. Clients without samples do
   not count in the buffer.
 * tau counts only the last `REMEMBERED` steps.

@@ -5,7 +5,7 @@
              uploads w_i and r. In the first round without z_i and rbar
     server:  w <- sum_i n_i w_i / sum_i n_i over the uploads of one architecture; in the first round
              instead rbar <- sum_i n_i r_i / sum_i n_i, which stays
-    predict: h(f(x) + z_i) with the newest f and h
+    predict: h(f(x) + z_i) with f and h as received
     up:      W + K: all parameters and the running mean of the features
     down:    W + K: all parameters and rbar
     fits:    one architecture or a few, clients that differ much

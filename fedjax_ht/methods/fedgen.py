@@ -14,8 +14,8 @@
 Settled here:
 * The objectives are the paper's with its authors' weights: alpha 10 and beta 10, both times 0.98^t,
   as is the generator's learning rate. The two terms start after G's first training.
-  variant="released" is HtFLlib: neither KL nor diversity, alpha 1 without decay and from the first
-  round, CE of the averaged logits, Adam at 0.1.
+  variant="released" is HtFLlib: neither KL nor diversity, alpha 1 without decay, CE of the averaged
+  logits, Adam at 0.1; G, untrained at first, is sent and used from the first round.
 * y and y' follow the label counts of the last round's uploaders (HtFLlib gathers all clients'
   labels before the first round; the authors' code draws uniformly over labels at the server). The
   counts are metadata.

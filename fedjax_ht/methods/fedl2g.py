@@ -243,7 +243,9 @@ def fedl2g(
         def waiting(client):
             return client, jnp.float32(0)
 
-        client, value = jax.lax.cond(ctx.round >= warmup, trained, waiting, client)
+        # tuning before an evaluation is of any round
+        trains = (ctx.round >= warmup) | (ctx.adapt_epochs is not None)
+        client, value = jax.lax.cond(trains, trained, waiting, client)
         key = jax.random.fold_in(ctx.key, 1)
         uplink, quiz = vector_gradient(form, bucket, client, downlink, data=held, key=key)
         return client, uplink, {"loss": value, "quiz_loss": quiz}

@@ -5,7 +5,7 @@
              L = CE(h(first d entries of m), y) + CE(h_i(m), y)
              g, h, f_i, h_i and P_i descend on L together; uploads (g, h)
     server:  (g, h) <- sum_i n_i (g_i, h_i) / sum_i n_i, of the uploads
-    predict: h_i(m), with the newest g and h
+    predict: h_i(m), with g and h as received
     up:      A - (K - d) C: the auxiliary model, its head on d features
     down:    A - (K - d) C: the auxiliary model, its head on d features
     paper:   https://arxiv.org/abs/2406.00488

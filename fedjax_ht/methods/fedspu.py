@@ -22,6 +22,8 @@ Settled here:
 * Norms use the statistics of the batch.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -31,7 +33,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, keep_state
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
-from fedjax_ht.methods.fjord import at_width
+from fedjax_ht.methods.fjord import at_width, require_rate
 from fedjax_ht.methods.shared.averaging import Weighting, sent_samples
 from fedjax_ht.methods.shared.heads import rows_of
 from fedjax_ht.methods.shared.partial_training import Uplink, partial_training
@@ -83,6 +85,7 @@ def fedspu(training: LocalTraining, *, weighting: Weighting = "samples") -> Meth
 
     server = partial_training("fedspu", "random", training, weighting=weighting, label_split=False)
     return server._replace(
+        check=functools.partial(require_rate, "fedspu"),
         init_client=init_client,
         receive=keep_state,
         client_update=client_update,

@@ -10,8 +10,8 @@
 
 Settled here:
 * With one A the mean of B gives the mean of the products exactly.
-* A is not sent: every message has its seed, eight bytes beside the payload, so clients keep nothing
-  between rounds.
+* A is not sent: every downlink has its seed, eight bytes beside the payload, so clients keep
+  nothing between rounds.
 * The paper has one rank. Here rank r has the first r rows of A, and a column of B is averaged over
   the clients that hold it, each times the scale alpha / r of its rank.
 * The head is averaged with B, by samples. Batch statistics stay with each client.
@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.check.options import checked
-from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree
@@ -93,8 +92,10 @@ def ffa_lora(training: LocalTraining) -> Method:
         return Server(jax.random.key_data(of_seed), models)
 
     def broadcast(federation, bucket, server, ctx):
-        model, extractor = _cut(federation, bucket, server.models)
-        rows = adapters.scaled(model.rows, 1 / extractor.scale)
+        model = adapters.state_for(federation, bucket, server.models)
+        extractor = adapters.adapted(bucket)
+        rows = adapters.first_rows(model.rows, extractor.rank)
+        rows = adapters.scaled(rows, 1 / extractor.scale)
         return Downlink(Metadata(server.seed), model._replace(rows=rows))
 
     def receive(bucket, client, downlink, data, ctx):
@@ -141,9 +142,3 @@ def ffa_lora(training: LocalTraining) -> Method:
         server_update=server_update,
         wire=Wire(positions="nested", server_reads="sums"),
     )
-
-
-def _cut(federation, bucket: Bucket, models: list[Model]):
-    """Returns the model of a bucket's family at the bucket's rank, and the bucket's extractor."""
-    model, extractor = adapters.state_for(federation, bucket, models), adapters.adapted(bucket)
-    return model._replace(rows=adapters.first_rows(model.rows, extractor.rank)), extractor

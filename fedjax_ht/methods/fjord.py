@@ -94,6 +94,16 @@ def drawn(key: jax.Array, number: int) -> jax.Array:
     return jax.random.randint(key, (), 0, number)
 
 
+def require_rate(name: str, federation: Federation) -> None:
+    """Raises ValueError unless `at_width` can slice the federation's networks."""
+    slicing.require_slices(name, federation)
+    if not hasattr(federation.global_model.module.base, "rate"):
+        raise ValueError(
+            f"{name} makes a client's network of other widths, but its extractor has no field "
+            "'rate'; add one, as in fl.models.ConvNet"
+        )
+
+
 @checked
 def fjord(
     training: LocalTraining,
@@ -119,12 +129,7 @@ def fjord(
         return sorted(rates if widths is None else set(map(float, widths)), reverse=True)
 
     def check(federation):
-        slicing.require_slices("fjord", federation)
-        if not hasattr(federation.global_model.module.base, "rate"):
-            raise ValueError(
-                "fjord slices a client's network further, but its extractor has no field "
-                "'rate'; add one, as in fl.models.ConvNet"
-            )
+        require_rate("fjord", federation)
         drawn_from = widths_in(federation)
         if keeps_statistics(federation.server_model) and 1.0 not in drawn_from:
             raise ValueError(

@@ -6,7 +6,7 @@
              Q' being Q as received; uploads f, Q, V
     valve:   V(u, c) = relu(u (gamma(c) + 1) + beta(c)), gamma and beta Linear-ReLU-LayerNorm
     server:  means of f, Q and V by samples over the uploads of equal extractors
-    predict: h_i(V(f(x), p_i)) with the newest f and V
+    predict: h_i(V(f(x), p_i)) with f and V as received
     up:      W - H + C K + 2 K^2 + 6 K: the extractor, the class embeddings and the valve
     down:    W - H + C K + 2 K^2 + 6 K: the same
     fits:    equal extractors, clients of few classes

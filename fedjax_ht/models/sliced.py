@@ -10,7 +10,7 @@ channels at rate 1. Channels that are added to each other are one group. Image c
 are never sliced.
 
 Your own network can be sliced if its extractor has `channels(per_layer)` as below, with layers of
-these names, and a linear head after a global average.
+these names, and a linear head after a global average. FjORD and FedSPU also set its field `rate`.
 """
 
 import math

@@ -57,7 +57,7 @@ def with_times(
         sums = (int(np.sum(x, dtype=np.int64)) for x in earlier)
         fields["uplink"] = WireCost(*(now + before for now, before in zip(report.uplink, sums)))
     reachable = profile.reachable(program.federation.num_clients, state.round)
-    return report._replace(absent=int(np.sum(~reachable)), **fields)
+    return report._replace(absent=int(np.sum(~(reachable | program.new))), **fields)
 
 
 def _simulated_fields(

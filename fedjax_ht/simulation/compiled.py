@@ -405,7 +405,8 @@ def _clients_of(program: Program, name: str) -> Clients:
 def _checked_rows(clients: Clients, rows: Any) -> np.ndarray:
     """Returns rows of an architecture's clients; ValueError if they are not."""
     rows, count = np.asarray(rows), len(clients.roster.members)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu" or np.any((rows < 0) | (rows >= count)):
+    whole = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu"
+    if not whole or np.any((rows < 0) | (rows >= count)):
         raise ValueError(
             f"rows are {rows.tolist()}; they must be whole numbers [n] from 0 to {count - 1}"
         )

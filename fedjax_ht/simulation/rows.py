@@ -98,7 +98,10 @@ def evaluation_row(
     for prefix, part in ((TRAINED, evaluation.trained), (NEW, evaluation.new)):
         if part is not None:
             columns = evaluation_row(part, rules, only)
-            row |= {f"{prefix}{name}": value for name, value in columns.items()}
+            for name, value in columns.items():
+                # NaN if none of these clients has test samples
+                if not (isinstance(value, float) and math.isnan(value)):
+                    row[f"{prefix}{name}"] = value
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     if evaluation.global_by_class is not None:

@@ -46,8 +46,9 @@ NEVER = Ending()
 
 
 def silent(history: History, rounds: int) -> bool:
-    """Returns True if nothing arrived in the last `rounds` rounds with participants."""
-    arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
+    """Returns True if nothing arrived in the last `rounds` rounds with participants or uploads."""
+    rows = [row for row in history if "arrived" in row]
+    arrived = [row["arrived"] for row in rows if row["arrived"] or row.get("participants", 1)]
     return len(arrived) >= rounds and not any(arrived[-rounds:])
 
 
@@ -58,7 +59,7 @@ def _out_of_patience(history: History, patience: int) -> bool:
     key = score_of(rows[-1])
     if f"val_{key}" in rows[-1]:
         key = f"val_{key}"
-    scores = [merit(row, key) for row in rows]
+    scores = [merit(row, key) for row in rows if key in row]
     return len(scores) - 1 - int(np.argmax(scores)) >= patience
 
 

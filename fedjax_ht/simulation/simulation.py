@@ -234,6 +234,11 @@ def state_check(program: Program) -> Callable[[Any], None]:
             raise ValueError(
                 f"state is from a simulation without {option}, which reads more of it; {REMEDY}"
             )
+        if state.waiting is not None and not waits:
+            raise ValueError(
+                "state is from a simulation with late uploads on their way, which this one does "
+                f"not deliver; {REMEDY}"
+            )
         if set(state.clients) != set(program.clients):
             raise ValueError(
                 f"state has the architectures {', '.join(state.clients)}, but this simulation of "

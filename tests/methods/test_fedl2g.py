@@ -16,6 +16,7 @@ from fedjax_ht.methods.fedl2g import fedl2g
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
 from tests import tiny
+from tests.federations import identical
 from tests.methods.test_fedbn import Base
 from tests.reference import fedl2g as reference
 from tests.standard import served
@@ -98,6 +99,9 @@ def test_in_the_first_rounds_clients_stay_as_they_are():
     trained, uplink, metrics = update(method, vectors("logits"), round=1)
     check_equal(trained, CLIENT)
     assert uplink.mask.any() and metrics["loss"] == 0
+    ctx = tiny.context(0, round=1)._replace(adapt_epochs=jnp.int32(2))
+    tuned = tiny.play(method, CLIENT, vectors("logits"), data=DATA, ctx=ctx)[1]
+    assert not identical(tuned, CLIENT)  # before an evaluation
     assert "do not train" in method.view.warn({"warming_up": 1.0})
     assert method.view.warn({"warming_up": 0.0}) is None
 

@@ -13,6 +13,7 @@ from fedjax_ht.core.contract import require_server_statistics
 from fedjax_ht.core.federation import make_federation, make_sliced_federation
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import fjord as module
+from fedjax_ht.methods.fedspu import fedspu
 from fedjax_ht.methods.fjord import Message, Server, drawn, fjord
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.models import mlp
@@ -149,5 +150,7 @@ def test_federations_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"^fjord scores the whole network, whose batch stat.*$"):
         fjord(TRAINING).check(halves)
     linear = dataclasses.replace(whole, module=whole.module.clone(base=tiny.Flat(3)))
-    with pytest.raises(ValueError, match=r"^fjord slices .* has no field 'rate'; .*$"):
+    with pytest.raises(ValueError, match=r"^fjord makes .* has no field 'rate'; .*$"):
         fjord(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))
+    with pytest.raises(ValueError, match=r"^fedspu makes .* has no field 'rate'; .*$"):
+        fedspu(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))

@@ -10,7 +10,7 @@ from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.history import best, merged, run
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.rows import evaluated, evaluation_row, round_row
-from fedjax_ht.simulation.runs import Ending, run_each
+from fedjax_ht.simulation.runs import Ending, run_each, silent
 from fedjax_ht.simulation.simulation import Rounds, SimulationState
 from fedjax_ht.simulation.state import copy_state
 from tests.federations import identical, to_host
@@ -75,6 +75,26 @@ def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
     assert history[1]["server_finite"]
     _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6)
     assert history[-1]["round"] == 6
+
+
+def test_rounds_in_which_late_uploads_arrive_are_not_silent():
+    rows = [{"participants": 6, "arrived": 0}, {"participants": 0, "arrived": 6}] * 3
+    assert not silent(rows, 3) and silent(rows[::2], 3)
+
+
+def test_evaluations_without_a_validation_score_do_not_end_patience():
+    rows = [{"accuracy": 0.5}] + [{"accuracy": 0.5, "val_accuracy": x} for x in (0.3, 0.2)]
+    assert Ending(patience=1).reason(rows) == "patience"
+    assert Ending(patience=2).reason(rows) is None
+
+
+def test_columns_of_new_clients_without_test_samples_are_absent():
+    def scored(accuracy, samples):
+        counts = {"train": np.array([6, 6]), "test": np.array([samples, 0])}
+        return Evaluation({"test": {"head": np.array([accuracy, np.nan])}}, counts, {})
+
+    row = evaluation_row(scored(0.5, 4)._replace(new=scored(np.nan, 0)), ("head",))
+    assert row["accuracy"] == 0.5 and not {"new_accuracy", "new_accuracy_std"} & set(row)
 
 
 def test_participants_are_scored_by_every_rule():

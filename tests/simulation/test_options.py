@@ -193,7 +193,7 @@ def test_a_state_is_that_of_the_simulation(simulation):
     simulation.evaluate(start)
     with pytest.raises(ValueError, match="unknown architecture 'narow'; did you mean 'narrow'"):
         simulation.read_clients(start, "narow", np.arange(1))
-    for rows in ([99], [-1], [0.0], 0):
+    for rows in ([99], [-1], [0.0], [], 0):
         with pytest.raises(
             ValueError, match=r"rows are .*; they must be whole numbers \[n\] from 0"
         ):
@@ -213,6 +213,8 @@ def test_a_state_is_that_of_the_simulation(simulation):
         other = fl.make_simulation(METHOD, FEDERATION, DATA, options)
         with pytest.raises(ValueError, match=r"^state is from a simulation without (sel|dev)"):
             other.run_round(start)
+    with pytest.raises(ValueError, match="state is from a simulation with late uploads on their w"):
+        simulation.run_round(other.init())
 
 
 def test_an_unknown_name_is_answered_with_a_near_one():

@@ -180,13 +180,14 @@ class Checkpointer:
             return state, history
         return None
 
-    def follow(self, history: Sequence[dict]) -> None:
+    def follow(self, history: Sequence[dict], round: int) -> None:
         """Marks the newest checkpoint with the first rows of `history` as the one to resume from.
 
-        Its states are not read. Later ones belong to another course of the run.
+        It is from before `round`. Its states are not read. Later ones belong to another course of
+        the run.
         """
         self.wait()
-        for step in reversed(sealed.numbers(self._directory)):
+        for step in reversed([n for n in sealed.numbers(self._directory) if n < round]):
             with contextlib.suppress(OSError, ValueError):  # damaged: its course is unknown
                 past = sealed.read_json(self._directory / str(step), "history.json")
                 if json.dumps(past) == json.dumps(history[: len(past)]):  # equal also where NaN
@@ -371,8 +372,8 @@ def save(
     """Writes a checkpoint of a simulation, atomically, and its rows.
 
     The folder has the files of an entry of a run: checkpoints/, metrics.jsonl, metrics.csv and
-    clients.csv. The two newest checkpoints are kept. Checkpoints whose rows are not the first of
-    `history` belong to another run, and are moved into set_aside_1 beside them.
+    clients.csv. The two newest checkpoints are kept. Checkpoints of this round or a later one, and
+    those whose rows are not the first of `history`, are moved into set_aside_1 beside them.
 
         >>> state, history = fl.run(simulation, rounds=10)  # doctest: +SKIP
         >>> fl.save("runs/mine", simulation, state, history)  # doctest: +SKIP
@@ -386,15 +387,19 @@ def save(
       history: all rows up to that state, as `fl.run` returns them.
 
     Raises:
-      ValueError: `folder` is a file. One line.
+      ValueError: `folder` is a file, or a row has a value that JSON does not have. One line.
       OSError: the folder cannot be written to.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder is {str(folder)!r}, a file; give a folder, which may be new")
     rows = list(history)
+    try:
+        json.dumps(rows)
+    except TypeError as error:
+        raise ValueError(f"history: {error}; give numbers of Python") from None
     checkpointer = Checkpointer(folder / CHECKPOINTS, simulation, sums=simulation.program.sums())
-    checkpointer.follow(rows)
+    checkpointer.follow(rows, int(state.round))
     # All clients: the state may be of another simulation, with other first states.
     changed = {name: np.maximum(rounds, 1) for name, rounds in state.changed.items()}
     checkpointer.save(state._replace(changed=changed), rows)

@@ -9,7 +9,6 @@ read from the folder, never code.
 """
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from fedjax_ht.check.packages import needing
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.safe.arrays import opened_npz
-from fedjax_ht.lab.safe.bounded import in_one_line
+from fedjax_ht.lab.safe.bounded import in_one_line, read_json
 from fedjax_ht.models.generator import Card, Generator
 
 PROMPT_FILE = "prompt_embedding.npz"
@@ -122,7 +121,7 @@ def _pretrained(kind: Any, folder: Path) -> Any:
 
 def _load_scheduler(diffusers: Any, folder: Path) -> Any:
     with in_one_line(f"{folder}: no scheduler_config.json with a _class_name"):
-        config = json.loads((folder / "scheduler_config.json").read_text())
+        config = read_json(folder / "scheduler_config.json", dict)
         name = config["_class_name"]
     if name not in _SCHEDULERS:
         raise ValueError(

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.lab.generators import npz
+from fedjax_ht.lab.generators.stylegan3 import activate, normalise
 from fedjax_ht.lab.safe.bounded import in_one_line
 from fedjax_ht.models.generator import Generator
 from fedjax_ht.ops import conv2d
@@ -103,16 +104,12 @@ def map_noise(variables: PyTree, z: jax.Array, labels: jax.Array | None = None) 
       z: noise, float [n, 64].
       labels: int [n], classes of a conditional generator; None for an unconditional one.
     """
-    x = _unit_rms(z)
+    x = normalise(z)
     if labels is not None:
-        x = jnp.concatenate([x, _unit_rms(variables["classes"][labels])], -1)
+        x = jnp.concatenate([x, normalise(variables["classes"][labels])], -1)
     for layer in (variables["mapping"]["0"], variables["mapping"]["1"]):
         x = activate(dense(layer, x, _MAPPING_RATE))
     return x
-
-
-def _unit_rms(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-8)
 
 
 def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
@@ -124,11 +121,6 @@ def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
       rate: the layer's learning rate, over that of the others.
     """
     return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
-
-
-def activate(x: jax.Array) -> jax.Array:
-    """Applies leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
-    return jnp.where(x >= 0, x, 0.2 * x) * math.sqrt(2)
 
 
 def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:

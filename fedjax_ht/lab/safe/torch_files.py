@@ -173,7 +173,7 @@ def noted_classes(path: Path | str) -> tuple[str, ...] | None:
 
     with safetensors.safe_open(path, framework="np") as file:
         text = (file.metadata() or {}).get("classes", "[]")
-    with contextlib.suppress(ValueError):  # written by another program
+    with contextlib.suppress(ValueError, RecursionError):  # written by another program
         classes = json.loads(text)
         if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
             return tuple(classes) or None

@@ -188,7 +188,7 @@ def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
         return None
     if not head.widths:
         return {("fc1",): place}
-    if isinstance(module.base, ViT) and len(head.widths) == 1:
+    if isinstance(module.base, ViT) and len(head.widths) == 1 and head.activation == "tanh":
         return {("fc1",): "heads.pre_logits", ("fc2",): place}
     # Activations lie between the linear layers, so these have even indices.
     return {(f"fc{i + 1}",): f"{place}.{2 * i}" for i in range(len(head.widths) + 1)}
@@ -259,7 +259,7 @@ def with_weights(
     def starting(bucket: Bucket) -> PyTree:
         candidates = [name for name in names[bucket] if name in sources]
         if not candidates:
-            return None
+            return bucket.weights
         name = candidates[0]  # the closest
         bucket, adapted = _plain(bucket), bucket
         arrays, origin = sources[name], f"the weights of {name}"
@@ -351,7 +351,7 @@ def _fitted(origin: str, arrays: Arrays, bucket: Bucket, head: bool) -> PyTree:
     variables = _variables(bucket)
     try:
         return starting_weights(arrays, bucket.module, variables, head)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
 
 

@@ -14,6 +14,7 @@ from fedjax_ht.lab.weights.torchvision import kernel_of
 _WEIGHTS = {"Embedding": "embedding"}  # torch class -> flax's name of its weight
 _WEIGHTS |= dict.fromkeys(("Linear", "Conv1d", "Conv2d"), "kernel")
 _WEIGHTS |= dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "GroupNorm", "LayerNorm"), "scale")
+_ON_ROWS = ("Linear", "BatchNorm1d")  # may take flattened images
 _OTHERS = {"bias": "bias", "running_mean": "mean", "running_var": "var"}
 
 
@@ -33,8 +34,8 @@ def weights_from_torch(
       module: the module.
       layers: name of each layer with weights -> path of the flax layer, {"conv1": "base/Conv_0"};
         None skips a layer, such as a classifier for other classes.
-      flattened: name of a Linear that takes flattened images -> their shape [C, H, W]. Flax
-        flattens [H, W, C], so its kernel has another order.
+      flattened: name of a Linear or a BatchNorm1d that takes flattened images -> their shape
+        [C, H, W]. Flax flattens [H, W, C], so its kernel has another order.
 
     Raises:
       ValueError: a layer is missing from `layers` or from the module, has another kind, or takes
@@ -60,19 +61,20 @@ def weights_from_torch(
         )
     kinds = {name: type(layer).__name__ for name, layer in module.named_modules()}
     arrays: dict[str, np.ndarray] = {}
-    channels = None  # of the last convolution
+    widths: set[int] = set()  # of the outputs so far, once there was a convolution
     for name, source in sources.items():
-        kind, path = kinds[name], layers[name]
+        kind, path, shape = kinds[name], layers[name], next(iter(source.values())).shape
+        is_flat = bool(widths) and kind in _ON_ROWS and shape[-1] not in widths
+        if kind.startswith("Conv") or (widths and kind == "Linear"):
+            widths.add(shape[0])
         if path is None:
             continue
         if kind not in _WEIGHTS or not source.keys() - _OTHERS.keys() <= {"weight"}:
             found = f"{name!r} is a {kind} with {listed(list(source))}"
             raise ValueError(f"{found}, which cannot be converted; {', '.join(_WEIGHTS)} can")
-        if kind.startswith("Conv"):
-            channels = len(source["weight"])
-        elif kind == "Linear":
-            source["weight"] = _channels_last(name, source["weight"], channels, images.get(name))
-            channels = None
+        if is_flat or name in images:
+            for leaf in ("weight",) if kind == "Linear" else tuple(source):
+                source[leaf] = _channels_last(name, source[leaf], images.get(name))
         for leaf, value in source.items():
             target = _OTHERS.get(leaf, _WEIGHTS[kind])
             if target == "kernel":
@@ -83,14 +85,10 @@ def weights_from_torch(
     return arrays
 
 
-def _channels_last(
-    name: str, weight: np.ndarray, channels: int | None, image: Sequence[int] | None
-) -> np.ndarray:
-    """Returns a Linear's weight with its inputs in the order of a flattened [H, W, C]."""
-    outputs, inputs = weight.shape
-    if image is None and channels in (None, inputs):
-        return weight
+def _channels_last(name: str, array: np.ndarray, image: Sequence[int] | None) -> np.ndarray:
+    """Returns an array whose last axis is a flattened [C, H, W] in the order of [H, W, C]."""
+    inputs = array.shape[-1]
     if image is None or len(image) != 3 or math.prod(image) != inputs:
         found = f"{name!r} takes {inputs} values of a flattened image; its shape is {image}"
         raise ValueError(f"{found}; give flattened={{{name!r}: (C, H, W)}}")
-    return weight.reshape(outputs, *image).transpose(0, 2, 3, 1).reshape(outputs, inputs)
+    return np.moveaxis(array.reshape(-1, *image), 1, -1).reshape(array.shape)

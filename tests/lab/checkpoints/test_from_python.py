@@ -51,6 +51,19 @@ def test_another_course_is_set_aside(tmp_path):
     assert len(list(tmp_path.glob("set_aside_1/**/2"))) == 1
 
 
+def test_another_state_of_the_same_round_is_stored(tmp_path):
+    other = COURSE[2]._replace(server=COURSE[2].server | {"w": np.full(3, 7, np.float32)})
+    for state in (COURSE[2], other):
+        save(tmp_path, toy_simulation(), state, ROWS)
+    assert_same(load(tmp_path, toy_simulation())[0], stored(state))
+
+
+def test_rows_that_json_does_not_have_are_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"history: .*float32.*; give numbers of Python"):
+        save(tmp_path, toy_simulation(), COURSE[2], [ROWS[0] | {"mine": np.float32(1)}])
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_states_that_no_round_made_are_stored(tmp_path):
     """Those written by hand, and first states of a simulation with another seed."""
     mine, other = (simulation_of(fl.local, options=fl.SimulationOptions(s)) for s in (0, 1))

@@ -122,6 +122,29 @@ def test_what_cannot_be_converted_is_refused_by_name(case):
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
+def test_every_layer_on_a_flattened_image_has_its_order():
+    """Two heads on one image, a normalisation of it, and a Linear of channels in between."""
+    more = {"squeeze.weight": (2, 4), "excite.weight": (4, 2), "b.weight": (3, 36)}
+    more |= {f"flat.{leaf}": (36,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    arrays = ARRAYS | {key: np.float32(RNG.normal(size=shape)) for key, shape in more.items()}
+    names = ("conv", "squeeze", "excite", "flat", "fc", "b")
+    arrays = {key: x for key, x in arrays.items() if key.split(".")[0] in names}
+    kinds = dict.fromkeys(names, "Linear") | {"conv": "Conv2d", "flat": "BatchNorm1d"}
+    layers, image = {name: f"base/{name}" for name in names}, (4, 3, 3)
+    for asked in ("flat", "fc", "b"):
+        flattened = {name: image for name in ("flat", "fc", "b") if name != asked}
+        with pytest.raises(ValueError, match=f"'{asked}' takes 36 values of a flattened image"):
+            fl.weights_from_torch(Module(kinds, arrays), layers, flattened)
+    found = fl.weights_from_torch(Module(kinds, arrays), layers, flattened | {"b": image})
+    order = np.arange(36).reshape(image).transpose(1, 2, 0).ravel()
+    for name in ("fc", "b"):
+        np.testing.assert_array_equal(
+            found[f"params/base/{name}/kernel"], arrays[f"{name}.weight"].T[order]
+        )
+    np.testing.assert_array_equal(found["stats/base/flat/mean"], arrays["flat.running_mean"][order])
+    np.testing.assert_array_equal(found["params/base/excite/kernel"], arrays["excite.weight"].T)
+
+
 def test_a_flattened_image_is_asked_for_and_a_skipped_layer_is_not_read():
     with pytest.raises(ValueError, match=r"give flattened=\{'fc': \(C, H, W\)\}"):
         fl.weights_from_torch(Module(KINDS, ARRAYS), LAYERS)
