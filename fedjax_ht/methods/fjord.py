@@ -97,7 +97,7 @@ def drawn(key: jax.Array, number: int) -> jax.Array:
 def require_rate(name: str, federation: Federation) -> None:
     """Raises ValueError unless `at_width` can slice the federation's networks."""
     slicing.require_slices(name, federation)
-    if not hasattr(federation.global_model.module.base, "rate"):
+    if not hasattr(federation.server_model.module.base, "rate"):
         raise ValueError(
             f"{name} makes a client's network of other widths, but its extractor has no field "
             "'rate'; add one, as in fl.models.ConvNet"
