@@ -18,10 +18,10 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", ""), "fml fedmrl fedral lg_fedavg fedper fedavg local fedprox scaffold feddyn moon"),
     (("", "", "a step of perfedavg compares samples"), "perfedavg"),
     (("", "", ""), "fedit ffa_lora fedsa_lora fedbn ditto apfl pfedmoe fjord depthfl fedcp"),
-    (("", "", "keep running statistics of samples"), "feddbe"),
+    (("", "", "keep running statistics of samples"), "feddbe pfedme"),
     # by default FIARSE chooses entries by the server's model, which is no secret
     (("", "", ""), "fiarse fedbabu"),
-    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm pfedme"),
+    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm"),
     (("", "", SAMPLE), "fedapen fedala fedrod gpfl afl fedcgs qfedavg"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
