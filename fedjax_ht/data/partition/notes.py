@@ -49,12 +49,14 @@ def split_notes(dataset: Dataset, partition: Partition) -> list[str]:
     """Returns warnings on a valid split whose accuracies may be misread; most splits have none."""
     train = class_counts(dataset.labels, partition, "train", dataset.num_classes)
     test = class_counts(dataset.labels, partition, "test", dataset.num_classes)
+    sets = all_of(partition)
+    held = np.concatenate(list(sets.values()))
     return [
         *_shared_notes(partition),
-        *_group_notes(dataset, partition),
-        *_official_notes(dataset, partition),
+        *_group_notes(dataset, held),
+        *_official_notes(dataset, held),
         # unless the data set has already warned of its own copies
-        *(() if dataset.copied else copied(dataset.name, dataset.inputs, all_of(partition))),
+        *(() if dataset.copied else copied(dataset.name, dataset.inputs, sets)),
         *_idle_notes(train, test),
         *(_class_notes(train, test) if dataset.targets is None else ()),
     ]
@@ -84,11 +86,10 @@ def _shared_notes(partition: Partition) -> list[str]:
     return notes
 
 
-def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
-    """Returns a warning on groups, such as persons, without a sample in any client."""
+def _group_notes(dataset: Dataset, held: np.ndarray) -> list[str]:
+    """Returns a warning on groups, such as persons, without a sample `held` by a client."""
     if dataset.groups is None:
         return []
-    held = np.concatenate(list(all_of(partition).values()))
     groups = np.unique(dataset.groups[private_indices(dataset)])
     present = np.unique(dataset.groups[held])
     if len(present) == len(groups):
@@ -97,10 +98,10 @@ def _group_notes(dataset: Dataset, partition: Partition) -> list[str]:
     return [f"{absent} of {len(groups)} groups have no client: their samples are unused"]
 
 
-def _official_notes(dataset: Dataset, partition: Partition) -> list[str]:
-    """Returns a warning on an official validation set that no client has a sample of."""
+def _official_notes(dataset: Dataset, held: np.ndarray) -> list[str]:
+    """Returns a warning on an official validation set without a sample `held` by a client."""
     val = dataset.official.get("val", ())
-    if not len(val) or np.isin(val, np.concatenate(list(all_of(partition).values()))).any():
+    if not len(val) or np.isin(val, held).any():
         return []
     return [
         f"the official val set of {dataset.name}, {len(val)} samples, is unused; val_share "
