@@ -151,8 +151,10 @@ async def _read_body(
     while has_more:
         async with asyncio.timeout(SILENT_SECONDS):
             message = await receive()
+        if message["type"] != "http.request":  # the client has left
+            raise TimeoutError
         part = message.get("body", b"")
-        if message["type"] != "http.request" or not budget.take(node, len(part)):
+        if not budget.take(node, len(part)):
             return None
         parts.append(part)
         has_more = message.get("more_body", False)

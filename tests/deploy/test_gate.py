@@ -41,9 +41,7 @@ class Trial:
         self.seen.append((scope["path"], message["body"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def status(
-        self, path, *chunks, method="POST", node=NODE, length=None, encoding=None, stops=False
-    ):
+    def status(self, path, *chunks, method="POST", node=NODE, length=None, encoding=None, end=None):
         headers = [] if node is None else [(b"node", b"%d" % node)]
         headers += [] if encoding is None else [(b"content-encoding", encoding)]
         headers += [] if length is None else [(b"content-length", length)]
@@ -51,10 +49,11 @@ class Trial:
 
         async def receive():
             self.chunks_read += 1
-            if stops and not unread:
-                await asyncio.sleep(10)
+            if end and not unread:
+                await asyncio.sleep(end == "silence" and 10)
+                return {"type": "http.disconnect"}
             body = unread.pop(0) if unread else b""
-            return {"type": "http.request", "body": body, "more_body": bool(unread) or stops}
+            return {"type": "http.request", "body": body, "more_body": bool(unread or end)}
 
         async def send(message):
             sent.append(message)
@@ -132,10 +131,11 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
     assert allowance.take(NODE, 20) and not allowance.take(NODE, 1) and not allowance.take(8, 1)
 
 
-def test_a_request_that_stops_in_its_middle_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize("end", ["silence", "disconnect"])
+def test_a_request_that_stops_in_its_middle_is_not_waited_for(monkeypatch, end):
     monkeypatch.setattr(gate_module, "SILENT_SECONDS", 0.05)
     trial = Trial(remaining=10)
-    assert trial.status(PUSH, b"abc", stops=True) == 408 and trial.seen == []
+    assert trial.status(PUSH, b"abc", end=end) == 408 and trial.seen == []
     assert trial.status(PUSH, b"abc") == 200
 
 
