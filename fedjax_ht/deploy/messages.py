@@ -91,6 +91,9 @@ def from_bytes(data: bytes, max_bytes: int | None = None) -> Envelope:
         array = np.zeros(0, dtype)
         if count:
             array = np.frombuffer(data, dtype, count, position)
+        # sums of other bytes may be negative
+        if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+            raise ValueError(f"not a message: {printable(name)!r} is not of 0 and 1")
         arrays[name] = array.reshape(shape)
         position = stop
     return Envelope(header, arrays)

@@ -121,6 +121,7 @@ def test_an_array_is_believed_only_as_far_as_its_bytes_go():
         ('["a", "float32", [17]]', b"x" * 64),
         ('["a", "object", [1]]', b"x" * 64),
         ('["a", "float32", [-1]]', b""),
+        ('["a", "bool", [2]]', b"\x01\xc8"),  # XLA sums it to -55
         ('["a", "float32", [1.0]]', b"x" * 64),
         ('["a", "float32", [1, 1, 1, 1, 1, 1, 1, 1, 1]]', b"x" * 64),
         ('["a", ["float32"], [1]]', b"x" * 64),
