@@ -149,9 +149,10 @@ def test_a_server_without_an_end_or_a_word_is_left(serve, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [302, 308])
-def test_no_redirect_is_followed(start, serve, code):
+def test_no_redirect_is_followed(start, serve, monkeypatch, code):
     """The signature in a request is good for any server that has the key, for a minute."""
     elsewhere = start({})
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{elsewhere.server_port}")
     location = f"http://127.0.0.1:{elsewhere.server_port}/v1/fleet/send-node-heartbeat"
     lines, calls, _ = serve({"activate-node": (code, {"location": location}, b"")})
     assert elsewhere.calls == [] and len(calls) > 1
