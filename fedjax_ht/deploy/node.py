@@ -216,7 +216,7 @@ class _Connection:
       patience: seconds for which a server that refuses this client is tried again.
       tell: called with a message for the client's operator.
       audit: the client's log.
-      refused_since: time of the first refusal; None while the server does not refuse.
+      refused_since: time of the first refusal in a row; None if the last try met none.
       is_unreachable: True if the last try did not reach the server.
     """
 
@@ -241,7 +241,7 @@ class _Connection:
         if error.response.has_redirect_location:
             reason = "it redirects this client, which does not follow"
         if self.refused_since is None:
-            self.refused_since = time.monotonic()
+            self.refused_since, self.is_unreachable = time.monotonic(), False
             self.audit("refused", server=self.address, reason=reason)
             self.tell(
                 f"{self.address} refuses this client ({reason}); retrying for {self.patience:g} s"
@@ -256,7 +256,7 @@ class _Connection:
             reason = printable(str(error)) or type(error).__name__
             self.audit("unreachable", server=self.address, reason=reason)
             self.tell(f"no connection to {self.address}, retrying: {reason}")
-        self.is_unreachable = True
+        self.refused_since, self.is_unreachable = None, True
 
 
 def _clock_problem(response: httpx.Response) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -14,6 +15,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata, PullObjectResponse
 
 from fedjax_ht.deploy import node
+from fedjax_ht.deploy.audit import no_audit
 from fedjax_ht.deploy.messages import message_bytes
 from fedjax_ht.deploy.node import RESPONSE_BYTES
 
@@ -146,6 +148,18 @@ def test_a_server_without_an_end_or_a_word_is_left(serve, monkeypatch):
     ):
         lines, calls, grown = serve({"activate-node": response}, enough=2)
         assert len(lines) == 1 and line in lines[0] and len(calls) > 1 and grown < 40, lines
+
+
+def test_a_refusal_after_an_absence_is_retried_anew():
+    lines, response = [], httpx.Response(401, request=httpx.Request("POST", "http://x"))
+    connection = node._Connection("x:1", 60.0, lines.append, no_audit)
+    for _ in range(2):
+        connection.on_refused(
+            httpx.HTTPStatusError("", request=response.request, response=response)
+        )
+        connection.refused_since -= 100.0
+        connection.on_unreachable(ValueError("gone"))
+    assert [line.split()[0] for line in lines] == ["x:1", "no", "x:1", "no"]
 
 
 @pytest.mark.parametrize("code", [302, 308])
