@@ -256,6 +256,7 @@ class _NodeClients:
 
     Attributes:
       link, patience, timeout, tell, limit, audit: arguments of `flower_transport`.
+      online: the last `link.Link.online_nodes`.
       hellos: node id -> header of its client's reply to "hello", for online nodes.
       refused: ids of online nodes that are excluded.
       silent: node id -> time before which it is not asked again, for nodes that did not answer.
@@ -267,6 +268,7 @@ class _NodeClients:
     tell: Callable[[str], None]
     limit: float
     audit: Audit
+    online: dict[int, str] = dataclasses.field(default_factory=dict)
     hellos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     refused: set[int] = dataclasses.field(default_factory=set)
     silent: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -274,14 +276,16 @@ class _NodeClients:
     def meet(self, hello: Envelope, min_clients: int) -> dict[int, dict[str, Any]]:
         end = time.monotonic() + self.patience
         while True:
-            online = set(self.link.get_node_ids())
-            self.refused &= online
-            for node in self.hellos.keys() - online:
+            before, self.online = self.online, self.link.online_nodes()
+            # a client that was started again may have another config, or other samples
+            same = {node for node, since in self.online.items() if before.get(node) == since}
+            self.refused &= same
+            for node in self.hellos.keys() - same:
                 client = self.hellos.pop(node)["client"]
                 self.tell(f"client {client} has disconnected")
                 self.audit("disconnected", client=client)
                 self.refused.clear()  # one of them may be this client, started again
-            self._greet_all(online - self.hellos.keys() - self.refused, hello)
+            self._greet_all(self.online.keys() - self.hellos.keys() - self.refused, hello)
             if len(self.hellos) >= min_clients or time.monotonic() > end:
                 return {header["client"]: header for header in self.hellos.values()}
             time.sleep(MEET_SECONDS)

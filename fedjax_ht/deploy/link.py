@@ -22,7 +22,7 @@ import uvicorn
 from flwr.app import Message, RecordDict
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 
@@ -429,10 +429,11 @@ class Link:
     visits: Visits
     audit: Audit
 
-    def get_node_ids(self) -> list[int]:
-        """Returns the ids of the nodes that are online."""
+    def online_nodes(self) -> dict[int, str]:
+        """Returns {node id: time of its last connection} for the nodes that are online."""
         self.visits.flush()
-        return sorted(self.state.get_nodes(self.run_id))
+        nodes = self.state.get_node_info(statuses=[NodeStatus.ONLINE])
+        return {node.node_id: node.last_activated_at for node in nodes}
 
     def exchange(
         self, requests: Mapping[int, Envelope], max_bytes: Mapping[int, int], timeout: float

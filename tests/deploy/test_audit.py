@@ -90,7 +90,7 @@ def test_both_sides_note_an_exchange_and_the_server_strangers(keys):
                 for _ in range(5):
                     call = functools.partial(stranger.PullMessages, PullMessagesRequest())
                     assert status_of(call) == 401
-        wait_until(lambda: not link.get_node_ids())
+        wait_until(lambda: not link.online_nodes())
         transport.meet(HELLO, 0)
     assert server.of("address") == [{"client": 3, "host": "127.0.0.1"}]
     assert [fields["client"] for fields in server.of("connected")] == [3]

@@ -112,7 +112,7 @@ def test_one_key_has_no_more_than_a_few_connections(keys):
         # each has two ends in this process
         wait_until(lambda: descriptors() - before <= 3 * PER_NODE + PER_NODE)
         with attending(port, keys[1], client(1)):
-            wait_until(lambda: len(opened.get_node_ids()) == 2)
+            wait_until(lambda: len(opened.online_nodes()) == 2)
 
 
 @pytest.mark.parametrize(

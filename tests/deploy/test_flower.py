@@ -18,9 +18,10 @@ class InstantLink:
 
     def __init__(self):
         self.nodes, self.owners, self.requests = {11: 0, 12: 1, 13: 1}, {}, []
+        self.since = dict.fromkeys(self.nodes, "9:00")
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def online_nodes(self):
+        return {node: self.since[node] for node in self.nodes}
 
     def exchange(self, requests, max_bytes, timeout):
         replies = {}
@@ -48,6 +49,8 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node():
     assert lines[3:] == lines[1:2]  # whoever was refused is asked again, once
     del link.nodes[13]  # that of client 1's process before the last
     assert sorted(meet(hello, 0)) == [1] and lines[-1] == "client 1 has disconnected"
+    asked, link.since[12] = len(link.requests), "9:01"  # started again between two rounds
+    assert sorted(meet(hello, 0)) == [1] and link.requests[asked:] == [(12, "hello")]
 
 
 def test_a_node_that_never_says_who_it_is_delays_one_round_and_no_more():

@@ -127,8 +127,8 @@ def test_with_an_authority_of_clients_a_stranger_gets_no_further_than_tls(certs,
         assert answer_of(port, certs, *identity) == b"HTTP/1.1 404"
         with attending(port, keys[0], client(0), authority=ca) as lines:
             wait_until(lambda: lines)
-            assert "no connection to" in lines[0] and link.get_node_ids() == []
+            assert "no connection to" in lines[0] and link.online_nodes() == {}
         with attending(port, keys[0], client(0), authority=ca, identity=identity):
-            wait_until(link.get_node_ids)
+            wait_until(link.online_nodes)
     with listening(keys, certificate=files) as (_, port, _):
         assert answer_of(port, certs) == b"HTTP/1.1 404"

@@ -47,7 +47,7 @@ def test_clients_answer_by_their_keys_and_go(keys):
             stack.enter_context(attending(port, keys[i], client(i, {"a": np.arange(1000.0)})))
         meet, exchange, *_ = flower_transport(link, 20.0, 20.0, lines.append)
         assert sorted(meet(HELLO, 3)) == [0, 1, 2]
-        assert sorted(link.owners[n] for n in link.get_node_ids()) == [0, 1, 2]
+        assert sorted(link.owners[n] for n in link.online_nodes()) == [0, 1, 2]
         letter = Envelope({"kind": "train"}, {"b": np.ones(10**5, np.float32)})
         replies = exchange(dict.fromkeys(range(3), letter), dict.fromkeys(range(3), 9000))
         assert [replies[i].arrays["a"].sum() for i in range(3)] == [499500.0] * 3 and lines == []
@@ -59,7 +59,7 @@ def test_clients_answer_by_their_keys_and_go(keys):
 def test_a_key_is_one_clients(keys):
     with listening(keys) as (link, port, lines), attending(port, keys[1], client(0)):
         meet, *_ = flower_transport(link, 0.0, 20.0, lines.append)
-        wait_until(link.get_node_ids)
+        wait_until(link.online_nodes)
         assert meet(HELLO, 0) == {}
         (line,) = lines
         assert line.endswith("(client 0) is left out: its key is that of client 1")
@@ -74,7 +74,7 @@ def test_a_client_whose_key_is_not_known_ends_in_one_line(keys):
         address, why = f"127.0.0.1:{port}", "it does not know the key"
         assert lines[0] == f"{address} refuses this client ({why}); retrying for 0.5 s"
         assert lines[1] == f"{address} has refused this client for 0.5 s: {why}"
-        assert link.get_node_ids() == []
+        assert link.online_nodes() == {}
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -86,7 +86,7 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
     ):
         meet, exchange, *_ = flower_transport(link, 20.0, 20.0, lines.append)
         meet(HELLO, 1)
-        ((online,), address) = link.get_node_ids(), f"127.0.0.1:{port}"
+        ((online,), address) = link.online_nodes(), f"127.0.0.1:{port}"
         public = public_key_to_bytes(generate_key_pairs()[1])
         with ControlHttpClient.from_server_address(address, True, None, []) as control:
             assert status_of(lambda: control.StartRun(StartRunRequest())) == 404
@@ -99,7 +99,7 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
             # without a list the stranger has a node, though not this one
             refusal = 401 if keyed else 403
             assert status_of(lambda: stranger.DeactivateNode(deactivate)) == refusal
-        assert link.get_node_ids() == [online] and client_lines in ([], ["connected"])
+        assert list(link.online_nodes()) == [online] and client_lines in ([], ["connected"])
         answer = exchange({0: Envelope({"kind": "train"}, {})}, {})[0]
         assert answer.header == {"client": 0, "kind": "train"}
 
@@ -223,4 +223,4 @@ def test_an_answer_that_comes_too_late_is_not_waited_for_and_its_client_stays(ke
         assert exchange({0: Envelope({"kind": "slow"}, {})}, {}) == {}
         slow.set()
         wait_until(lambda: exchange({0: Envelope({"kind": "train"}, {})}, {}))
-        assert link.get_node_ids() and lines == []
+        assert link.online_nodes() and lines == []

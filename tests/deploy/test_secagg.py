@@ -40,8 +40,8 @@ class LocalLink:
         self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in clients}
         self.seen, self.lost, self.changed = [], never, lambda node, stage, reply: reply
 
-    def get_node_ids(self):
-        return list(self.clients)
+    def online_nodes(self):
+        return dict.fromkeys(self.clients, "")
 
     def exchange(self, requests, max_bytes, timeout):
         replies = {}
