@@ -34,7 +34,7 @@ from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, print
 PER_NODE = 8
 """Most connections per node."""
 STRANGERS = 64
-"""Most connections of all strangers together."""
+"""Connections for strangers, who also get those that clients leave free."""
 BURST = 16
 """Most connections accepted in one go."""
 SPARE = 4 * BURST
@@ -328,6 +328,7 @@ def open_link(
         callback_notify=connections.end_silent,
         timeout_notify=SWEEP_SECONDS,
         access_log=False,
+        proxy_headers=False,  # by them, a client of this machine would choose its own address
         log_config=None,
         ssl_certfile=chain,
         ssl_keyfile=key,

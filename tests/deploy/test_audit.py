@@ -90,6 +90,10 @@ def test_both_sides_note_an_exchange_and_the_server_strangers(keys):
                 for _ in range(5):
                     call = functools.partial(stranger.PullMessages, PullMessagesRequest())
                     assert status_of(call) == 401
+            with fleet(port, key) as elsewhere:
+                elsewhere._client.headers["X-Forwarded-For"] = "192.0.2.7"
+                call = functools.partial(elsewhere.PullMessages, PullMessagesRequest())
+                assert status_of(call) == 403  # another node's
         wait_until(lambda: not link.online_nodes())
         transport.meet(HELLO, 0)
     assert server.of("address") == [{"client": 3, "host": "127.0.0.1"}]
