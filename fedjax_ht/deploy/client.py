@@ -12,6 +12,7 @@ States are folders, named by their number of completed rounds. A request names t
 to continue after: a round whose upload was lost counts on neither side.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -240,7 +241,9 @@ def _client_noise(
 def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:
     """Returns the functions of a bucket's clients, compiled on their first call."""
     method, channel, options = plan.method, plan.channel, plan.options
-    batch_size = evaluation_batch(federation, options)
+    score = functools.partial(
+        score_splits, method, batch_size=evaluation_batch(federation, options)
+    )
     received = jnp.bool_(options.scoring.state == "received")
 
     def init(root, weights, init_id):
@@ -253,15 +256,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         step = client_step(method.at(secret), model, channel)
         trained, result = step(state, downlink, data, root, round, info)
         is_scored = {"test": jnp.bool_(True)}
-        scores = score_splits(
-            method,
-            model,
-            trained,
-            downlink=downlink,
-            data=data,
-            requested=is_scored,
-            batch_size=batch_size,
-        )
+        scores = score(model, trained, downlink=downlink, data=data, requested=is_scored)
         return trained, result, scores
 
     def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored, weights):
@@ -277,15 +272,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
             info=info,
             received=received,
         )
-        return score_splits(
-            method,
-            model,
-            scored,
-            downlink=downlink,
-            data=data,
-            requested=is_scored,
-            batch_size=batch_size,
-        )
+        return score(model, scored, downlink=downlink, data=data, requested=is_scored)
 
     return Programs(*map(jax.jit, (init, train, evaluate)))
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common import Code, FitIns, FitRes, Parameters, Status, parameters_to_ndarrays
+from flwr.common import FitIns, Parameters, parameters_to_ndarrays
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
@@ -26,7 +25,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
 )
 
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.masking import with_stage, without_stage
+from fedjax_ht.deploy.masking import fit_result, with_stage, without_stage
 from fedjax_ht.deploy.messages import Envelope, is_count, printable
 from fedjax_ht.deploy.secure_sums import (
     MIN_CLIENTS,
@@ -185,7 +184,9 @@ def _grid(
                 continue
             if trains:
                 headers[node] = header
-            replies.append(Message(_as_result(configs), reply_to=message))
+            content = fit_result([])  # Flower reads a stage's values beside a result
+            content.config_records[RECORD_KEY_CONFIGS] = configs
+            replies.append(Message(content, reply_to=message))
         return replies
 
     return SimpleNamespace(send_and_receive=send_and_receive)
@@ -203,14 +204,6 @@ def _read_stage(reply: Envelope | str) -> tuple[dict[str, Any], ConfigRecord]:
         raise ValueError(reply.header["error"])
     plain, configs = without_stage(reply)
     return plain.header, configs
-
-
-def _as_result(configs: ConfigRecord) -> RecordDict:
-    """Returns a stage's values as Flower reads them: beside a result, which is empty here."""
-    result = FitRes(Status(Code.OK, ""), Parameters([], "numpy.ndarray"), 1, {})
-    content = fitres_to_recorddict(result, keep_input=False)
-    content.config_records[RECORD_KEY_CONFIGS] = configs
-    return content
 
 
 def _drop_early_losses(state: WorkflowState) -> None:

@@ -124,15 +124,19 @@ def masked_reply(
             warning = f"{num_cut} entries are beyond --sum_range={limit:g} and were clipped"
             header = header | {"warning": warning}
         headers.append(header)
-        parameters = Parameters([ndarray_to_bytes(vector)], "numpy.ndarray")
-        result = FitRes(Status(Code.OK, ""), parameters, 1, {})
-        return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
+        return Message(fit_result([ndarray_to_bytes(vector)]), reply_to=message)
 
     message = _stage_message(configs, context)
     reply = _CLIENT_HALF(message, context, train)
     # only this part of what Flower's half returns leaves, and never an unmasked array
     header = headers[0] if headers else {}
     return with_stage(Envelope(header, {}), reply.content.config_records[RECORD_KEY_CONFIGS])
+
+
+def fit_result(arrays: list[bytes]) -> RecordDict:
+    """Returns a result of training, as Flower's halves read it."""
+    result = FitRes(Status(Code.OK, ""), Parameters(arrays, "numpy.ndarray"), 1, {})
+    return fitres_to_recorddict(result, keep_input=False)
 
 
 def _stage_message(configs: ConfigRecord, context: Context) -> Message:

@@ -112,16 +112,6 @@ def leave_reply(fleet: FleetHttpClient, node: Node, metadata: Metadata, reply: b
     )
 
 
-@contextlib.contextmanager
-def ended_exchange_ignored() -> Iterator[None]:
-    """Ignores that a call came too late: the server no longer waits for the reply."""
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code != ENDED:
-            raise
-
-
 class Bounded:
     """Sends Flower's requests, and reads no more of a response than allowed.
 
@@ -393,10 +383,13 @@ def _answer_messages(
         metadata = response.messages_list[0].metadata
         if context.run_id != metadata.run_id:  # keys and shares of a secure sum belong to one run
             context = Context(metadata.run_id, node.node_id, {}, RecordDict(), {})
-        # a round that has ended is no reason to disconnect
-        with ended_exchange_ignored():
+        try:
             data = take_request(fleet, node, metadata)
             leave_reply(fleet, node, metadata, _reply_to(data, respond, context))
+        except httpx.HTTPStatusError as error:
+            # a round that has ended is no reason to disconnect
+            if error.response.status_code != ENDED:
+                raise
 
 
 def _reply_to(data: bytes, respond: Respond, context: Context) -> bytes:

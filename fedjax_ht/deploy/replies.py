@@ -213,7 +213,7 @@ def stacked_answers(
     """
     scored_ids = sorted(replies)
     headers = [replies[i].header for i in scored_ids]
-    names = _common_metrics(headers)
+    names = [x for x in headers[0]["metrics"] if all(x in header["metrics"] for header in headers)]
     scores = stacked_scores([header["scores"] for header in headers])
     answers = {}
     for bucket in server.federation.buckets:
@@ -276,14 +276,6 @@ def _padded(values: Any, size: int, dtype: Any, padding: int = 0) -> np.ndarray:
     padded = np.full(size, padding, dtype)
     padded[: len(values)] = values
     return padded
-
-
-def _common_metrics(headers: list[dict[str, Any]]) -> list[str]:
-    """Returns the names of the metrics in all headers, in the order of the first one."""
-    names = list(headers[0]["metrics"])
-    for header in headers:
-        names = [name for name in names if name in header["metrics"]]
-    return names
 
 
 def stacked_scores(client_scores: list[dict[str, Any]]) -> dict[str, Scores]:

@@ -54,7 +54,6 @@ from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
 from fedjax_ht.simulation.round import (
     Cohort,
     Round,
-    Stage,
     add_newcomers_bytes,
     draw_cohort,
     run_round,
@@ -62,7 +61,7 @@ from fedjax_ht.simulation.round import (
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.runs import run_each
 from fedjax_ht.simulation.selection import first_reports
-from fedjax_ht.simulation.serving import Answers, Delivery
+from fedjax_ht.simulation.serving import Delivery
 from fedjax_ht.simulation.simulation import Rounds
 from fedjax_ht.simulation.state import SimulationState
 
@@ -276,9 +275,13 @@ def play(
             server.plan.num_clients, public_bytes(server.federation.public, server.public)
         )
         additions = (functools.partial(add_newcomers_bytes, "public_bytes", sizes),)
+
+    def exchange(state, score, stage):
+        return state, stacked_answers(server, state, replies)
+
     answered = Round(
         options=server.plan.options,
-        exchange=functools.partial(_exchange, server, replies),
+        exchange=exchange,
         serve=functools.partial(_serve, server, secret),
         deliver=functools.partial(serving.deliver, client_mesh(1)),
         additions=additions,
@@ -287,17 +290,6 @@ def play(
     report = report._replace(epsilon=epsilon)
     num_absent = int(np.sum(~drawn.reachable)) + len(drawn.ids) - len(replies)
     return new, _complete(server, replies, report._replace(absent=num_absent or None))
-
-
-def _exchange(
-    server: Server,
-    replies: Mapping[int, ClientReply],
-    state: SimulationState,
-    score: bool,
-    stage: Stage,
-) -> tuple[SimulationState, dict[str, Answers]]:
-    """Passes on the clients' replies, as `simulation.round.Round.exchange`."""
-    return state, stacked_answers(server, state, replies)
 
 
 def _serve(
