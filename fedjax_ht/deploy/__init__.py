@@ -9,6 +9,7 @@ secure_sums, masking    secure sums: which uplinks they add, and a client's half
 noise                   differential privacy: who adds noise, and its cost so far
 samples                 a client's samples and the public set in files
 flower                  messages and secure sums by Flower
-link, gate              the server's end of the wire, and who is admitted
-node                    a client's end of the wire
+link, gate, mailbox     the server's end of the wire, who is admitted, and the open exchanges
+node, keys              a client's end of the wire, and its keys
+audit                   the log of either side
 """

@@ -226,8 +226,8 @@ def read_ledger(path: Path) -> dict[str, Any]:
     if not path.exists():
         if _has_states(path.parent):
             raise ValueError(
-                f"{path} is missing, but {path.parent} has states of rounds it counted, so "
-                "epsilon is unknown; restore it, or start in another --workdir"
+                f"{path} is missing, but {path.parent} has states, whose rounds it may have "
+                "counted, so epsilon is unknown; restore it, or start in another --workdir"
             )
         return {}
     try:
