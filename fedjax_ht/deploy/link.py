@@ -25,9 +25,18 @@ from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
+from flwr.superlink.routers.fleet import node_auth
 
 from fedjax_ht.deploy.audit import Audit, no_audit
-from fedjax_ht.deploy.gate import TOO_LONG, Allowance, Watch, gate, register_node, signing_node
+from fedjax_ht.deploy.gate import (
+    CLOCK_SECONDS,
+    TOO_LONG,
+    Allowance,
+    Watch,
+    gate,
+    register_node,
+    signing_node,
+)
 from fedjax_ht.deploy.mailbox import Mailbox
 from fedjax_ht.deploy.messages import Envelope, from_bytes, message_bytes, printable
 
@@ -303,6 +312,8 @@ def open_link(
     """
     app, mailbox, allowance = create_app(), Mailbox(), Allowance()
     app.state.enable_supernode_auth = True  # no node can register or remove itself by a call
+    # Flower's own 5 s would refuse fast clocks that the gate admits
+    node_auth.SYSTEM_TIME_TOLERANCE = CLOCK_SECONDS
     factory = app.state.linkstate_factory
     # Flower's own has a heap of objects, to which every node writes
     state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)

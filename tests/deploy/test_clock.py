@@ -9,10 +9,20 @@ import pytest
 
 pytest.importorskip("flwr")
 from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.supernode import node_auth_http_interceptor
 
 from fedjax_ht.deploy import node
 from fedjax_ht.deploy.audit import no_audit
-from tests.deploy.wire import fleet, listening
+from tests.deploy.wire import RawNode, fleet, listening
+
+
+@pytest.mark.parametrize("ahead", [-50, 50])
+def test_a_clock_may_be_off_by_less(keys, monkeypatch, ahead):
+    now, offset = node_auth_http_interceptor.now, datetime.timedelta(seconds=ahead)
+    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: now() + offset)
+    with listening({0: keys[0]}) as (link, port, _):
+        raw = RawNode(port, keys[0])
+        assert list(link.online_nodes()) == [raw.node.node_id]
 
 
 @pytest.mark.parametrize(
