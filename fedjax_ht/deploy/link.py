@@ -23,6 +23,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 from flwr.superlink.routers.fleet import node_auth
@@ -57,6 +58,8 @@ SILENT_SECONDS = 30.0
 Address = tuple[str, int]
 FLUSH_SECONDS = 60.0
 """Refusals within this time share a line of the audit log, so that strangers cannot fill it."""
+UPLOAD_SECONDS = 365 * 86400
+"""How long a reply may take after its announcement: no limit of its own."""
 MOST_ADDRESSES = 1000
 """Most addresses that are remembered; beyond, some are logged again."""
 FRAMING_BYTES = 1 << 10
@@ -69,7 +72,6 @@ UNKNOWN_CLIENTS = 32
 """Number of clients for whose connections there is room without a list of keys."""
 MESSAGE_TYPE = "train"
 """For Flower; the kind of a request is in its header."""
-HEARTBEAT_SECONDS = 10.0
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
@@ -312,8 +314,9 @@ def open_link(
     """
     app, mailbox, allowance = create_app(), Mailbox(), Allowance()
     app.state.enable_supernode_auth = True  # no node can register or remove itself by a call
-    # Flower's own 5 s would refuse fast clocks that the gate admits
+    # Flower's own limits, 5 s and 3 minutes, are below those of the gate and of `Link.exchange`
     node_auth.SYSTEM_TIME_TOLERANCE = CLOCK_SECONDS
+    in_memory_corestate.OBJECT_PUSH_SESSION_TTL_SECONDS = UPLOAD_SECONDS
     factory = app.state.linkstate_factory
     # Flower's own has a heap of objects, to which every node writes
     state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)
@@ -346,10 +349,8 @@ def open_link(
         ssl_ca_certs=client_ca,
         ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
     )
-    with (
-        _listening(uvicorn.Server(config), host, port, connections),
-        _running(state) as run_id,
-    ):
+    run_id = _start_run(state)
+    with _listening(uvicorn.Server(config), host, port, connections):
         try:
             yield Link(
                 state, mailbox, allowance, run_id=run_id, owners=owners, visits=visits, audit=audit
@@ -391,9 +392,8 @@ def _listening(
         thread.join(5.0)
 
 
-@contextlib.contextmanager
-def _running(state: LinkState) -> Iterator[int]:
-    """Starts Flower's run for this process, and keeps it alive within the block; yields its id."""
+def _start_run(state: InMemoryLinkState) -> int:
+    """Starts Flower's run for this process; returns its id."""
     run_id = state.create_run(
         None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
     )
@@ -402,20 +402,13 @@ def _running(state: LinkState) -> Iterator[int]:
     assert task_id is not None  # true for every created run
     state.claim_task(task_id)
     state.activate_task(task_id)
+    # without the claim's token the run has no heartbeat, whose pause would end it: a machine may
+    # sleep, and its clock may be set
+    state.task_token_store.clear()
     # Flower's `Message` takes its sender and run from these
     TaskIdentity.run_id, TaskIdentity.node_id = run_id, SUPERLINK_NODE_ID
     TaskIdentity.task_id = task_id
-    is_over = threading.Event()
-
-    def beat():
-        while not is_over.wait(HEARTBEAT_SECONDS):
-            state.acknowledge_task_heartbeat(task_id)
-
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
-    try:
-        yield run_id
-    finally:
-        is_over.set()
+    return run_id
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ import functools
 import resource
 import threading
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 from fedjax_ht.deploy import node
@@ -199,6 +201,19 @@ def test_a_reply_is_no_tree_and_its_sender_alone_is_refused(keys):
 def answered(raw):
     metadata = raw.await_message()
     assert raw.push(metadata, raw.announce(metadata), to_bytes(Envelope({"client": 1}, {})))
+
+
+def test_neither_a_slow_upload_nor_a_server_that_slept_loses_a_reply(keys, monkeypatch):
+    """Flower itself gives a reply three minutes, and ends a run without a heartbeat in one."""
+
+    def answer_slowly(raw):
+        metadata = raw.await_message()
+        session, later = raw.announce(metadata), in_memory_corestate.now() + timedelta(minutes=9)
+        monkeypatch.setattr(in_memory_corestate, "now", lambda: later)
+        assert raw.push(metadata, session, to_bytes(Envelope({"client": 1}, {})))
+
+    with beside_a_hostile_client(keys, 5.0) as (raw, train):
+        assert sorted(train(lambda: answer_slowly(raw))[0]) == [0, 1]
 
 
 def test_a_reply_that_is_announced_and_never_sent_blocks_nobody(keys):
