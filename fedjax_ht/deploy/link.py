@@ -315,8 +315,8 @@ def open_link(
     app, mailbox, allowance = create_app(), Mailbox(), Allowance()
     app.state.enable_supernode_auth = True  # no node can register or remove itself by a call
     # Flower's own limits, 5 s and 3 minutes, are below those of the gate and of `Link.exchange`
-    node_auth.SYSTEM_TIME_TOLERANCE = CLOCK_SECONDS
-    in_memory_corestate.OBJECT_PUSH_SESSION_TTL_SECONDS = UPLOAD_SECONDS
+    node_auth.__dict__["SYSTEM_TIME_TOLERANCE"] = CLOCK_SECONDS
+    in_memory_corestate.__dict__["OBJECT_PUSH_SESSION_TTL_SECONDS"] = UPLOAD_SECONDS
     factory = app.state.linkstate_factory
     # Flower's own has a heap of objects, to which every node writes
     state = factory.state_instance = InMemoryLinkState(factory.federation_manager, mailbox)
