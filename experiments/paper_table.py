@@ -10,7 +10,7 @@ named by its differences: method options that are not at their defaults, as "fed
 other settings that most of its runs do not share. Settings of local training (optimizer, learning
 rate, epochs) are compared with all runs of the dataset, as in "fedclassavg optimizer=adam", so that
 no method has its own training unnoticed. Writes STEM.csv, the evaluations of every run, and
-STEM_table.md. The published CSV has the columns dataset, method (with its differences), accuracy
+prints the table. The published CSV has the columns dataset, method (with its differences), accuracy
 (in %, empty if a paper reports no convergence) and source, and may have std. --published_score
 names the score of these numbers, if it is not --score. --curves plots --score over the evaluations
 that all runs of a method have. --also names files like STEM.csv from earlier tables, whose runs are
@@ -45,7 +45,6 @@ from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
-from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
 from fedjax_ht.lab.report.plots import save
 from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
@@ -280,13 +279,10 @@ def main(_) -> None:
     published = read_published(_PUBLISHED.value)
     if not any(tops([run], _SCORE.value) for run in runs):
         raise ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}")
-    out = Path(_OUT.value)
-    write_evaluations(runs, out.with_suffix(".csv"))
-    text = markdown(runs, published, _SCORE.value, _AS.value)
-    write_whole(out.with_name(out.name + "_table.md"), text + "\n")
+    write_evaluations(runs, Path(_OUT.value).with_suffix(".csv"))
     if _CURVES.value:
         save(curves(runs, _SCORE.value), Path(_CURVES.value))
-    print(text)
+    print(markdown(runs, published, _SCORE.value, _AS.value))
 
 
 if __name__ == "__main__":
