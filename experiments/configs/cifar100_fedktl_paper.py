@@ -1,7 +1,7 @@
 """FedKTL as its paper runs it: CIFAR-100, Dirichlet 0.1, 20 clients of HtFE8, StyleGAN-XL.
 
     fedjax-ht run --config=cifar100_fedktl_paper
-    fedjax-ht run --config=cifar100_fedktl_paper:method=fedproto  (or another)
+    fedjax-ht run --config=cifar100_fedktl_paper:method=fedproto  # or another
 
 Table 1, 1,000 rounds. Needs CIFAR-100 in `data/` and the authors' StyleGAN-XL of ImageNet at 64
 pixels, published as imagenet64.pkl, at `checkpoints/imagenet64.pkl` or at

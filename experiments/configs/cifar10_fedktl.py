@@ -1,11 +1,11 @@
 r"""FedKTL with the generator of garments on 10,000 images of CIFAR-10: 20 clients of CNN-1..5.
 
     fedjax-ht run --config=cifar10_fedktl
-    fedjax-ht run --config=cifar10_fedktl:method=fedproto   (or fedtgp, local)
+    fedjax-ht run --config=cifar10_fedktl:method=fedproto   # or fedtgp, local
     ...:method=fedtgp --config.method.options.variant=released   (fedproto likewise)
-    fedjax-ht run --config=cifar10_fedktl --config.method.options.mu=0   (ablations)
+    fedjax-ht run --config=cifar10_fedktl --config.method.options.mu=0   # ablations
     fedjax-ht run --config=cifar10_fedktl --config.method.options.source=labels \
-        --config.method.options.generator=fashion_mnist_classes_32   ("+CS")
+        --config.method.options.generator=fashion_mnist_classes_32   # "+CS"
 
 Dirichlet 0.1, with the generator trained on Fashion-MNIST. The small form of FedKTL's Table 1 for a
 machine without a GPU: the paper uses all 60,000 images, eight large models and 1,000 rounds.
