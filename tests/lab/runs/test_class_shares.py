@@ -8,16 +8,12 @@ from fedjax_ht.lab.config.entries import chosen, entries_of
 from fedjax_ht.lab.runs.method import make_method, simulation_options
 from fedjax_ht.methods import METHODS
 
-CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
 
-
-@CONFIGS
-@pytest.mark.parametrize("clients, share", [(10, 1.0), (50, 0.2), (100, 0.1), (4, 1.0)])
-def test_ten_clients_take_part_however_many_there_are(file, clients, share):
-    config = file.get_config(f"method=local,clients={clients}")
+@pytest.mark.parametrize("clients, share", [(50, 0.2), (100, 0.1), (4, 1.0)])
+def test_ten_clients_take_part_however_many_there_are(clients, share):
+    config = cifar10_class_shares.get_config(f"method=local,clients={clients}")
     assert config.partition.num_clients == clients and config.participation == share
     assert simulation_options(typed_config(config)).participants(clients) == min(10, clients)
-    assert file.get_config().partition.num_clients == 100 and file.get_config().participation == 0.1
 
 
 @pytest.mark.parametrize(
@@ -33,18 +29,11 @@ def test_ten_clients_take_part_however_many_there_are(file, clients, share):
 def test_a_bad_argument_is_one_line(argument, message):
     with pytest.raises(ValueError, match=message):
         cifar10_class_shares.get_config(argument)
-    with pytest.raises(ValueError, match=r"unknown config argument 'dataset=cifar100'"):
-        fashion_mnist_class_shares.get_config("dataset=cifar100")
 
 
 @pytest.mark.parametrize(
     ("file", "recipe"),
-    [
-        (cifar10_class_shares, "paper"),
-        (cifar10_class_shares, "released"),
-        (fashion_mnist_class_shares, "searched"),
-        (fashion_mnist_class_shares, "small_batches"),
-    ],
+    [(cifar10_class_shares, "released"), (fashion_mnist_class_shares, "small_batches")],
 )
 def test_every_method_has_the_same_training_and_starts_from_shared_weights(file, recipe):
     """A table compares methods; what they are trained by is not chosen method by method."""
@@ -59,44 +48,31 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
     assert len(trainings) == 1
 
 
-@CONFIGS
-def test_the_default_recipe_is_a_point_of_the_papers_grid(file):
-    """Both texts have plain SGD at 0.01; a search by validation chose 0.1."""
-    assert file.get_config("recipe=paper") == file.get_config()
-    fields = ("learning_rate", "batch_size", "drop_remainder", "momentum", "epochs", "optimizer")
-    for recipe, expected in (
-        ("paper", (0.01, 64, False)),
-        ("searched", (0.1, 64, False)),
-        ("small_batches", (0.01, 10, True)),
-    ):
-        training = file.get_config(f"recipe={recipe}").training
-        assert tuple(getattr(training, name) for name in fields) == (*expected, 0.0, 1, "sgd")
-    again = file.get_config("recipe=small_batches,recipe=paper").training
-    assert again == file.get_config().training
+def test_the_default_recipe_is_the_papers_and_the_last_one_counts():
+    default = cifar10_class_shares.get_config()
+    for argument in ("recipe=paper", "recipe=small_batches,recipe=paper"):
+        assert cifar10_class_shares.get_config(argument) == default
 
 
-@CONFIGS
-@pytest.mark.parametrize("clients, stable_rounds", [(10, 2), (50, 45), (100, 45)])
-def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable_rounds):
+@pytest.mark.parametrize("clients, stable_rounds", [(10, 2), (50, 45)])
+def test_the_released_recipe_has_fedssas_released_t_stable(clients, stable_rounds):
     """In either order of the arguments, and where FedSSA is one of several entries."""
     for argument in (
         f"recipe=released,clients={clients}",
         f"clients={clients},recipe=released,method=fedssa",
     ):
-        options = file.get_config(argument).method.options
+        options = cifar10_class_shares.get_config(argument).method.options
         assert (options.mu, options.clock, options.stable_rounds) == (0.5, "round", stable_rounds)
-    config = file.get_config(f"recipe=released,clients={clients},method=local")
+    config = cifar10_class_shares.get_config(f"recipe=released,clients={clients},method=local")
     config.entries = chosen(config.entries, ("fedssa", "fedral"))
     _, fedssa, fedral = entries_of(typed_config(config))
     assert fedssa.options["clock"] == "round" and fedssa.options["stable_rounds"] == stable_rounds
-    assert fedral.options["blocks"] == file.get_config("method=fedral").method.options.blocks
+    assert fedral.options["blocks"] == 100
 
 
-@pytest.mark.parametrize(
-    "argument", ["dataset=cifar100,recipe=released", "recipe=released,dataset=cifar100"]
-)
-def test_cifar100_has_ten_classes_a_client_and_all_else_as_cifar10(argument):
-    config = cifar10_class_shares.get_config(argument)
+def test_cifar100_has_ten_classes_a_client_and_all_else_as_cifar10():
+    config = cifar10_class_shares.get_config("dataset=cifar100,recipe=released")
+    assert config == cifar10_class_shares.get_config("recipe=released,dataset=cifar100")
     assert config.dataset.name == "cifar100" and config.partition.options.classes_per_client == 10
     config.dataset.name, config.partition.options.classes_per_client = "cifar10", 2
     assert config == cifar10_class_shares.get_config("recipe=released")

@@ -52,34 +52,18 @@ FILES = (fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifa
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_configs_take_a_composed_name(file):
-    base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
-    config = file.get_config(f"method={base}+dfrd,runlocal")
-    assert config.method.name == f"{base}+dfrd" and config.method.options.iterations == 10
-    assert config.rounds == 1
-    assert file.get_config().method.name == base
-
-
-def test_only_the_config_that_says_so_squares_the_temperature():
-    options = fashion_mnist_distil.get_config("method=fedrolex+dense").method.options
-    assert options.temperature_squared and options.temperature == 4.0
-    assert options.variant == "released"
-    config = fashion_mnist_sliced.get_config("method=fedrolex+dense")
-    assert not config.method.options.temperature_squared
-    assert "temperature" not in fashion_mnist_distil.get_config().method.options
-
-
-@pytest.mark.parametrize("file", FILES)
 def test_dense_is_given_the_label_wherever_it_is_compared(file):
     """DENSE is the config's method or an entry; an option chooses another merge."""
-    assert file.get_config("method=dense").method.options.merge == "mul"
+    assert file.get_config("method=dense,runlocal").method.options.merge == "mul"
     config = file.get_config()
     texts = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")
     config.entries = chosen(config.entries, texts)
     _, *entries = entries_of(typed_config(config))
     assert [entry.options["merge"] for entry in entries] == ["mul", "mul", "none", "mul"]
-    distil = file is fashion_mnist_distil
-    assert {entry.options["temperature"] for entry in entries} == ({4.0} if distil else {None})
+    # the only one that squares the temperature
+    expected = (4.0, True) if file is fashion_mnist_distil else (None, False)
+    names = ("temperature", "temperature_squared")
+    assert {tuple(entry.options[name] for name in names) for entry in entries} == {expected}
 
 
 def test_a_search_takes_dfrd_s_split_with_a_validation_share():

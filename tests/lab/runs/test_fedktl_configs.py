@@ -69,8 +69,6 @@ def test_classes_that_the_generator_of_natural_images_has_not_seen():
     for argument, count in ((None, 40), ("classes=20", 20), ("classes=100,method=local", 100)):
         config = tiny_imagenet_fedktl.get_config(argument)
         assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN[:count]
-    assert tiny_imagenet_fedktl.get_config("classes=20").dataset.subset == 4400
-    assert len(tiny_imagenet_100_fedktl.get_config().dataset.classes) == 100
     with pytest.raises(ValueError, match="classes is 'many'"):
         tiny_imagenet_fedktl.get_config("classes=many")
 
@@ -85,31 +83,21 @@ def test_runs_in_units_of_the_spread_stay_so():
     assert {entry.options["latents"] for entry in entries_of(config)} == {"spread"}
 
 
-def test_all_ablations_and_weights_of_the_transfer_are_entries():
-    differing = {}
-    for arms in ("ablations", "mu"):
-        config = tiny_imagenet_fedktl.get_config(f"arms={arms}")
-        entries = entries_of(typed_config(config))
-        generators = {(e.options["generator"], e.options["latents"]) for e in entries}
-        assert generators == {("natural_32", "spread")}
-        full = entries_of(typed_config(tiny_imagenet_fedktl.get_config()))[0].options
-        differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in entries]
-    assert differing["ablations"] == [
-        {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"},
-        {"transfer": "images"},
-        {"scale": 1.0, "margin": 0.0},
-    ]  # fmt: skip
-    assert differing["mu"] == [{"mu": 0.0}, {"mu": 2.5}, {"mu": 5.0}, {"mu": 10.0}, {}]
+def test_arms_are_the_full_method_with_one_option_changed():
+    full = entries_of(typed_config(tiny_imagenet_fedktl.get_config()))[0].options
+    for arms, count in (("ablations", 7), ("mu", 5)):
+        entries = entries_of(typed_config(tiny_imagenet_fedktl.get_config(f"arms={arms}")))
+        changed = [{k for k, v in e.options.items() if v != full[k]} for e in entries]
+        assert len(entries) == count and changed.count(set()) == 1
+        assert not {"generator", "latents"} & set().union(*changed)
     with pytest.raises(ValueError, match="arms is 'all'; it must be ablations or mu"):
         tiny_imagenet_fedktl.get_config("arms=all")
 
 
 def test_few_images_of_a_hundred_unseen_classes():
-    for shots in (2, 9, 23):
-        config = tiny_imagenet_few_shot_fedktl.get_config(f"shots={shots}")
-        assert (config.partition.kind, config.partition.num_clients) == ("few_shot", 1)
-        assert config.partition.options.shots == shots
-        assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN
+    config = tiny_imagenet_few_shot_fedktl.get_config("shots=9")
+    assert (config.partition.kind, config.partition.options.shots) == ("few_shot", 9)
+    assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN
     with pytest.raises(ValueError, match="shots is 'few'"):
         tiny_imagenet_few_shot_fedktl.get_config("shots=few")
 
