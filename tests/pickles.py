@@ -1,5 +1,6 @@
 """Writes pickles opcode by opcode, as torch and its users do, without torch."""
 
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,27 @@ from pathlib import Path
 import numpy as np
 
 ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
+
+
+class Reduced:
+    """Pickles to what `__reduce__` may return: function, arguments, state, list and dict items."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return self.parts
+
+
+def attacks(target: Path) -> dict[str, Reduced]:
+    """Objects that write `target` when they are read from a pickle."""
+    code = f"open({str(target)!r}, 'w').close()"
+    return {
+        "system": Reduced(os.system, (f"touch {target}",)),
+        "eval": Reduced(eval, (code,)),
+        "exec": Reduced(exec, (code,)),
+        "open": Reduced(open, (str(target), "w")),
+    }
 
 
 def plain(value) -> bytes:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.lab.readers import load_dataset
 from tests.lab.readers.source_files import load_error, pixels, refused
-from tests.lab.safe.test_safe_pickle import Calls
+from tests.pickles import attacks
 
 RNG = np.random.default_rng(0)
 TOKENS = np.where(np.arange(6) < [[6], [4], [1], [0], [5], [6]], RNG.integers(1, 70_000, (6, 6)), 0)
@@ -176,7 +175,7 @@ def test_client_folders(tmp_path, channels):
 def test_client_folders_run_nothing(tmp_path):
     write_clients(tmp_path, SMALL)
     target = tmp_path / "written"
-    attack = np.array({"x": Calls(os.system, f"touch {target}")}, dtype=object)
+    attack = np.array({"x": attacks(target)["system"]}, dtype=object)
     np.savez(tmp_path / "test/0.npz", data=attack)
     message = load_error(ValueError, f"client_folders:{tmp_path}")
     assert message.startswith(str(tmp_path / "test/0.npz")) and ".system" in message
