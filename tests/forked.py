@@ -39,9 +39,9 @@ class Forks:
         cwd: Path | None = None,
         drawn: bool = True,
     ) -> subprocess.CompletedProcess:
-        """`python -m MODULE ARGUMENTS`, when it has ended; after so many seconds the alarm's signal
-        ends it. It runs in the folder `cwd`, or else in the one of all. Without `drawn` its figures
-        are made, but are blank as files."""
+        """`python -m MODULE ARGUMENTS`, or `python -c CODE` for the module "-c", when it has ended;
+        after so many seconds the alarm's signal ends it. It runs in the folder `cwd`, or else in
+        the one of all. Without `drawn` its figures are made, but are blank as files."""
         folder = None if cwd is None else str(cwd)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             self._server.stdin.write(
@@ -88,6 +88,9 @@ def _run(
     for number, file in enumerate(("/dev/null", *outputs)):
         os.dup2(os.open(file, os.O_RDWR), number)
     sys.argv = [module, *arguments]
+    if module == "-c":
+        exec(arguments[0], {})
+        return
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -18,8 +16,6 @@ from fedjax_ht.lab.readers.images import Pile, decode_all
 from fedjax_ht.lab.readers.registry import _load
 from fedjax_ht.lab.readers.source import ReadOptions
 from tests.lab.readers.source_files import encoded, pixels, sets, write
-
-ROOT = Path(__file__).parents[3]
 
 
 def load(name, image_size=None):
@@ -111,7 +107,7 @@ def kept(folder: Path) -> list[str]:
         ("registry.Path.replace", [".npy", ".tmp"]),  # the second one
     ],
 )
-def test_a_process_that_is_killed_leaves_nothing_wrong(folder, where, left):
+def test_a_process_that_is_killed_leaves_nothing_wrong(forks, folder, where, left):
     module, _, attribute = where.partition(".")
     code = f"""
 import os, signal
@@ -124,7 +120,7 @@ def kill(*arguments, **options):
 {module}.{attribute} = kill
 load_dataset("folder:{folder}")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = forks[0].run("-c", code)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert kept(folder) == left
     assert_whole(folder)

@@ -1,6 +1,7 @@
 """One wrong bit in a file that carries a sum: an error, or the same data, never other data."""
 
 import gzip
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tests.lab.readers.test_motion import har_files, write_files
 from tests.lab.readers.test_photographs import _write_tiny_imagenet
 from tests.lab.readers.test_photographs import _zip as _zipped
 from tests.lab.readers.test_small_images import _write_cifar, _write_mnist
+from tests.lab.runs.folders import refused
 from tests.lab.safe.test_torch_files import state_dict, tensor
 from tests.lab.safe.test_torch_files import write as write_weights
 
@@ -162,6 +164,16 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
 def test_a_wrong_bit_is_seen(tmp_path, name):
     ends = _flipped(tmp_path, *FORMATS[name], 12, 24)
     assert ends["other data"] == 0 and ends["refused"] > 6, ends
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_truncated_file_is_refused(tmp_path, name, kept):
+    make, read = FORMATS[name]
+    path = make(tmp_path, 12)
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with refused(re.escape(str(tmp_path))):
+        read(tmp_path)
 
 
 @pytest.mark.slow

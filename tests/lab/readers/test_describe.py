@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
-from fedjax_ht.core.user_code import trusting
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.data.selection import subset
-from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers.description import describe
-from fedjax_ht.lab.runs.plan import settle
 from tests.lab.readers.source_files import refused
 
 LABELS = np.array([0, 1, 1, 0])
@@ -146,12 +143,3 @@ def test_a_file_of_a_prefix_comes_before_a_module(folder):
     np.savez(folder / "dataset", images=np.zeros((4, 8, 8), np.uint8), labels=[0, 1, 0, 1])
     with pytest.raises(FileNotFoundError):  # PATH is "dataset", and the file is dataset.npz
         load_dataset("npz:dataset")
-
-
-def test_code_is_not_imported_without_trust(folder):
-    config = base_config()
-    config.dataset.name = "data_of_a_user:dataset"
-    line = r"the config names data_of_a_user:dataset, which .*trust"
-    with trusting(False), pytest.raises(ValueError, match=line):
-        settle(config)
-    assert "data_of_a_user" not in sys.modules

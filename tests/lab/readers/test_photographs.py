@@ -62,14 +62,6 @@ def test_tiny_imagenet_with_missing_files(tmp_path):
     refused("val/val_annotations.txt", "tiny_imagenet", tmp_path)
 
 
-def test_truncated_zip(tmp_path):
-    folder, _ = _write_tiny_imagenet(tmp_path / "made")
-    archive = tmp_path / "tiny-imagenet-200.zip"
-    _zip(folder, archive)
-    archive.write_bytes(archive.read_bytes()[:-50])
-    assert load_error(ValueError, "tiny_imagenet", tmp_path).startswith(str(archive))
-
-
 # Camelyon17
 
 COLUMNS = ",patient,node,x_coord,y_coord,tumor,slide,center,split"
