@@ -1,5 +1,8 @@
 """Fixtures of the tests of runs."""
 
+from pathlib import Path
+from unittest import mock
+
 import pytest
 
 from fedjax_ht.lab.config.base import method_config
@@ -7,12 +10,21 @@ from fedjax_ht.lab.runs import train
 from tests.runs import config_of
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def config(tiny_config):
     """Three rounds of purely local training; a test that sets a field copies it before."""
     config = config_of(tiny_config)
     config.entries, config.method = (), method_config("local")
     return config
+
+
+@pytest.fixture(scope="session")
+def finished(config, tmp_path_factory) -> Path:
+    """The folder of the config's run, with blank pictures; a test that changes it copies it."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    with mock.patch("fedjax_ht.lab.report.plots.rendered", lambda figure, kind: b"<svg></svg>"):
+        train.train_and_evaluate(config, workdir)
+    return workdir
 
 
 @pytest.fixture

@@ -29,18 +29,6 @@ def trained(config, folder, **fields):
     return folder
 
 
-@pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    return trained(config, tmp_path_factory.mktemp("finished") / "run")
-
-
-@pytest.fixture(scope="module")
-def other(config, tmp_path_factory):
-    """A run with another learning rate and another split."""
-    fields = {"training.learning_rate": 0.3, "partition.seed": 5}
-    return trained(config, tmp_path_factory.mktemp("other") / "run", **fields)
-
-
 def refusals(config, folder, match, **fields):
     """Checks that the run does not go on in the folder, and that nothing there changes."""
     before = contents(folder)
@@ -89,11 +77,11 @@ def test_an_entry_of_another_run_is_refused(config, finished, tmp_path, name, va
 
 
 def test_an_entry_put_in_place_of_another_is_neither_gone_on_with_nor_evaluated(
-    config, finished, other, tmp_path
+    config, finished, tmp_path
 ):
     folder = shutil.copytree(finished, tmp_path / "run")
-    shutil.rmtree(folder / "local")
-    shutil.copytree(other / "local", folder / "local")
+    with edited(folder / "local" / "identity.json") as content:
+        content["split"] |= {"seed": 5, "sha256": "a" * 64}
     line = r"local holds a run of another local \(split\.seed 5 instead of 1, split\.sha256 .* in"
     refusals(config, folder, line, rounds=4)
     with pytest.raises(ValueError, match=line):

@@ -28,14 +28,6 @@ from tests.lab.runs.folders import STORED, contents, edited, refused
 from tests.runs import ROOT, config_of, metrics
 
 
-@pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    with mock.patch("fedjax_ht.lab.report.plots.rendered", lambda figure, kind: b"<svg></svg>"):
-        train_and_evaluate(config, workdir)
-    return workdir
-
-
 @pytest.fixture
 def copied(finished, tmp_path, no_results):
     """A copy of the finished run; pictures are not drawn again."""

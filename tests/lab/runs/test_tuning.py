@@ -1,18 +1,22 @@
 """Scores of a run's clients by epochs of their own training."""
 
+import copy
 import json
+from unittest import mock
 
 import pytest
 
+from fedjax_ht.lab.runs import train
 from tests.runs import metrics
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_config, run_module, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tuned") / "run"
-    fields = ("new_share=0.25", "scoring.adapt_epochs=2", "partition.options.val_share=0.2")
-    given = [f"--config.{field}" for field in fields]
-    run_module("run", f"--config={tiny_config}", f"--workdir={folder}", *given).check_returncode()
+def folder(config, tmp_path_factory):
+    folder, config = tmp_path_factory.mktemp("tuned") / "run", copy.deepcopy(config)
+    config.update({"new_share": 0.25, "scoring.adapt_epochs": 2, "report.maps": "none"})
+    config.partition.options.val_share = 0.2
+    with mock.patch.object(train, "write_results", lambda *args: []):
+        train.train_and_evaluate(config, folder)
     return folder
 
 

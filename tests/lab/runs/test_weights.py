@@ -156,9 +156,8 @@ def test_fields_are_checked(config):
             plan(with_model(config, **changes))
 
 
-def test_an_exported_client_is_where_another_run_starts(config, tmp_path, no_results):
-    train_and_evaluate(config, tmp_path / "first")
-    run = load_run(tmp_path / "first")
+def test_an_exported_client_is_where_another_run_starts(config, finished, tmp_path):
+    run = load_run(finished)
     bucket, trained = run.run.federation.buckets[1], client_state(run, 1)
     before = run.simulation.evaluate(run.state).accuracy["test"]["head"][1]
     for suffix in ("npz", "safetensors"):
