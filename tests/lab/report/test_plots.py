@@ -11,8 +11,8 @@ from fedjax_ht.lab.report.plots import (
     accuracy_curves,
     client_accuracy,
     client_spread,
-    costs,
     image_grid,
+    rendered,
     save,
     seconds,
     split_picture,
@@ -127,18 +127,6 @@ def spent(accuracies, mebibytes) -> list[dict]:
     return [row | (costs if row["round"] else {"seconds_round": 0.0}) for row in rows]
 
 
-def test_costs_by_orders_of_magnitude():
-    histories = {
-        "dear": [spent([0.1, 0.5, 0.8], 1000)],
-        "cheap": [spent([0.1, 0.4, 0.6], 1)],
-        "silent": [spent([0.1, 0.2, 0.3], 0)],
-    }
-    figure = costs(histories)
-    assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear", "linear"]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(histories)
-
-
 def test_the_axis_of_accuracy_shows_the_late_rounds():
     """An entry that ended in the first rounds is seen, too."""
     rising = history(0.1, 0.3, *[0.7 + r / 100 for r in range(10)])
@@ -175,7 +163,7 @@ def test_a_split_is_cells_and_few_classes_are_named(clients, classes):
     assert named == (classes <= 30)
 
 
-def test_names_are_drawn_as_they_are(tmp_path):
+def test_names_are_drawn_as_they_are():
     """Also those that matplotlib would take for a formula, whose letters it would slant."""
     names = [r"$\frac{$", "$x^2$", "5 $ or 6 $"]
     curves = {name: [rows_of(3)] for name in names}
@@ -187,5 +175,5 @@ def test_names_are_drawn_as_they_are(tmp_path):
         "spread": client_spread(curves),
     }
     for kind, figure in figures.items():
-        drawn = save(figure, tmp_path / f"{kind}.png", VECTOR).with_suffix(".svg").read_text()
+        drawn = rendered(figure, "svg").decode()
         assert "Oblique" not in drawn and "$" in drawn, kind

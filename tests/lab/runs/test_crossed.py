@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.lab.config.base import typed_config
-from fedjax_ht.lab.report.rows import Score
-from fedjax_ht.lab.runs.compare import components, run_splits, sensitivity
+from fedjax_ht.lab.runs.compare import components, run_splits
 from fedjax_ht.lab.runs.train import Result
 from tests.runs import config_of
 
@@ -62,12 +61,6 @@ def test_every_pair_is_a_cell(tiny_config, tmp_path):
     text = run_splits(config, 2, tmp_path, written).markdown()
     assert "| lg_fedavg minus local | -0.50 | 0.00 | 0.00 |" in text
     assert "| local | 65.50 | 7.07 | 0.71 | 0.00 |" in text
-
-
-def test_errors_have_the_digits_of_their_score():
-    cells = {"local": np.array([[0.0012, 0.0014], [0.0021, 0.0024]])}
-    text = sensitivity(cells, Score("rmse", -1)).markdown()
-    assert "| local | 0.001775 |" in text and "Values are the RMSE of the best round." in text
 
 
 @pytest.mark.slow

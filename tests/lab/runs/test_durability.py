@@ -6,13 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import jax
-import numpy as np
 import pytest
 
-from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.segments import plain
 from fedjax_ht.lab.runs.plan import plan
@@ -111,18 +108,3 @@ def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_
         refusals += len(refused)
         assert [row["round"] for row in metrics(tmp_path / str(race), "fedtgp")] == [0, 1, 2, 3]
     print(f"\n{RACES} races of three processes: one ran, {refusals} were told who holds the folder")
-
-
-def test_the_cost_of_checksums(tmp_path):
-    """A file of 0.9 GB is summed once when written, in the background, and once when read."""
-    path, rng = tmp_path / "1", np.random.default_rng(0)
-    sealed.temporary(path).mkdir()
-    for part in range(14):
-        (sealed.temporary(path) / str(part)).write_bytes(rng.bytes(64 << 20))
-    times = [time.process_time()]
-    for call in (sealed.place, sealed.check):
-        call(path)
-        times.append(time.process_time())
-    write, read = np.diff(times)
-    print(f"\nchecksums of 0.94 GB: {write:.2f} s of CPU to write, {read:.2f} s to check")
-    assert write < 10 and read < 10

@@ -101,10 +101,15 @@ def bad(kind: type, within) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_number_is_refused_beyond_its_bounds(source):
+def test_every_number_has_bounds_and_is_refused_beyond_them(source):
     tried, refused, passed = collections.Counter(), collections.Counter(), []
     for option in SOURCES[source]():
-        for kind, within in numbers(option.annotation):
+        bounded, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
+        assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
+        is_number = isinstance(option.default, int | float) and not isinstance(option.default, bool)
+        assert bounded or not is_number, where
+        for kind, within in bounded:
+            assert within is not None, f"{where} has no bounds"
             for what, value in bad(kind, within).items():
                 in_tuple = [(value,)] if "tuple" in str(option.annotation) else []
                 for candidate in (value, *in_tuple):
@@ -120,14 +125,3 @@ def test_every_number_is_refused_beyond_its_bounds(source):
     counts = ", ".join(f"{what} {refused[what]}/{tried[what]}" for what in tried)
     print(f"\nbad inputs of {source}: {refused.total()}/{tried.total()} ({counts})")
     assert not passed and refused == tried and tried.total() > 60
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_number_has_bounds(source):
-    for option in SOURCES[source]():
-        bounded, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
-        assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
-        default = option.default
-        is_number = isinstance(default, int | float) and not isinstance(default, bool)
-        assert bounded or not is_number, where
-        assert all(within is not None for _, within in bounded), f"{where} has no bounds"

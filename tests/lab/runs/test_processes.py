@@ -1,6 +1,5 @@
 """Processes of one run meet at a coordinator, or end in one line."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import pytest
 
 from fedjax_ht.lab.runs import processes
 from tests.deploy.processes import free_port
-from tests.runs import ROOT, metrics
+from tests.runs import ROOT
 
 ALONE = """
 import functools, sys
@@ -113,23 +112,6 @@ def test_a_process_takes_the_only_accelerator_that_it_sees():
     assert processes.local_devices({"CUDA_VISIBLE_DEVICES": "3"}) == [0]
     assert processes.local_devices({"CUDA_VISIBLE_DEVICES": "0,1"}) is None
     assert processes.local_devices({}) is None
-
-
-@pytest.mark.slow
-def test_tasks_of_srun_train_one_run(tiny_config, tmp_path):
-    command = [sys.executable, "-m", "fedjax_ht", "run", f"--config={tiny_config}"]
-    command += [f"--workdir={tmp_path / 'run'}", "--config.report.maps=none"]
-    running = []
-    for process in range(2):
-        variables = SRUN | {"SLURM_PROCID": str(process), "SLURM_LOCALID": str(process)}
-        variables = os.environ | variables | {"JAX_NUM_CPU_DEVICES": "1"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        running.append(subprocess.Popen(command, cwd=ROOT, env=variables, **pipes))
-    first, second = (process.communicate(timeout=240)[0] for process in running)
-    assert [process.returncode for process in running] == [0, 0], first + second
-    assert "compiling" in first and "for 2 x cpu" in first
-    assert "compiling" not in second and "written:" not in second
-    assert len(metrics(tmp_path / "run", "fedtgp")) == 4
 
 
 @pytest.mark.parametrize(
