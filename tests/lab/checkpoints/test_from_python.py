@@ -17,6 +17,7 @@ from fedjax_ht.lab.checkpoints.checkpoint import load, save
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.trust.defences import median
 from tests.lab.checkpoints.toy import COURSE, assert_same, toy_simulation
+from tests.runs import shared_programs
 
 ROWS = [{"round": 2, "trial": 0, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
 
@@ -174,7 +175,8 @@ def test_sums_are_the_same_in_another_process():
     printed = []
     for seed, further in (("1", []), ("2", ["run"])):
         command = [sys.executable, "-c", SUMS, *further]
-        environment = os.environ | {"PYTHONHASHSEED": seed}
+        environment = os.environ | shared_programs() | {"PYTHONHASHSEED": seed}
+        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         printed.append(done.stdout)
     assert printed[0] == printed[1] != ""

@@ -78,11 +78,14 @@ SCALED = {"kind": "scaled", "share": 0.25, "strength": 1e30}
 def config_with(path, *entries, **fields):
     """Returns the config of a file with these entries alone and other fields."""
     config = only(config_of(path), entries)
+    config.report.maps = "none"
     config.update(fields)
     return config
 
 
-def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, tmp_path, capfd):
+def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(
+    blank_pictures, tiny_config, tmp_path, capfd
+):
     fields = {"trials": 2, "rounds": 4, "evaluate": {"every": 4}, "devices": 1}
     config = config_with(tiny_config, "local:training.learning_rate=1e30", **fields)
     execute(config, tmp_path)

@@ -20,9 +20,14 @@ RNG = np.random.default_rng(0)
 
 def write_weights(path, depth=4, channels=3, seed=0):
     """Writes random weights of a ResNet with the library's own names."""
-    module = resnet(depth, 1, 64)
-    x = np.zeros((1, 16, 16, channels), np.float32)
-    variables = module.init(jax.random.key(seed), x)
+    x, rng = np.zeros((1, 16, 16, channels), np.float32), np.random.default_rng(seed)
+    shapes = jax.eval_shape(resnet(depth, 1, 64).init, jax.random.key(0), x)
+
+    def draw(path, leaf):
+        values = rng.normal(size=leaf.shape) / np.sqrt(np.prod(leaf.shape[:-1]))
+        return np.float32(1 + abs(values) if path[-1].key in ("scale", "var") else values)
+
+    variables = jax.tree.map_with_path(draw, shapes)
     np.savez(path, **own_names({"params": variables["params"], "stats": variables["batch_stats"]}))
     return path
 
@@ -63,9 +68,10 @@ def test_features_are_those_of_the_file(weights, config):
     assert line.endswith("; features of resnet4 for images of 16x16 pixels")
 
 
-def test_heads_of_two_widths_train_on_them(config, tmp_path):
+def test_heads_of_two_widths_train_on_them(config, tmp_path, blank_pictures):
     (run,) = plan(config).runs.values()
     assert [bucket.name for bucket in run.federation.buckets] == ["mlp_narrow", "mlp_wide"]
+    config.report.maps = "none"
     fl.train_and_evaluate(config, tmp_path / "run")
     metrics = tmp_path / "run/lg_fedavg/metrics.jsonl"
     before = metrics.read_text()

@@ -30,8 +30,13 @@ def federation_of(group: str, **options):
 def features(group: str, file: str, samples: np.ndarray) -> np.ndarray:
     federation = fl.with_weights(federation_of(group), file, head=False)
     bucket = federation.buckets[0]
-    client = fl.init_variables(bucket, jax.random.key(0))
-    return np.asarray(fl.own_features(bucket, client, samples, jnp.ones(len(samples), bool)))
+
+    @jax.jit  # operations one by one take longer
+    def run(key):
+        client = fl.init_variables(bucket, key)
+        return fl.own_features(bucket, client, samples, jnp.ones(len(samples), bool))
+
+    return np.asarray(run(jax.random.key(0)))
 
 
 def expected(family: str, arrays, sample: np.ndarray, pooling: str) -> np.ndarray:
@@ -126,7 +131,6 @@ BAD_CONFIGS = {
     "model_type is 'rwkv'; it must be one of bert, vit, gpt2, llama": {"model_type": "rwkv"},
     "hidden_size is 9; it must be a positive integer of at most 1,048,576": {"hidden_size": 9},
     "num_hidden_layers is True; it must be a positive integer": {"num_hidden_layers": True},
-    "num_hidden_layers is 100000; it must be a positive integer": {"num_hidden_layers": 100_000},
     "vocab_size is 10000000000; it must be": {"vocab_size": 10**10},
     "hidden_act is 'tanh'; it must be one of gelu, ": {"hidden_act": "tanh"},
     "layer_norm_eps is nan; it must be a positive number": {"layer_norm_eps": float("nan")},
@@ -176,8 +180,6 @@ PROMPTS = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
 POOLING, SENTENCES = "1_Pooling/config.json", "config_sentence_transformers.json"
 OTHER_FILES = {
     "its pooling is max and mean; only": {POOLING: MEAN | {"pooling_mode_max_tokens": True}},
-    "its pooling is cls and mean; only": {POOLING: MEAN | {"pooling_mode_cls_token": True}},
-    "its pooling is weightedmean; only": {POOLING: {"pooling_mode_weightedmean_tokens": True}},
     "its pooling is max; only": {POOLING: {"pooling_mode": "max"}},
     "its pooling is none; only": {POOLING: {}},
     "pooling_mode_max_tokens is 2;": {POOLING: {"pooling_mode_max_tokens": 2}},
