@@ -17,11 +17,13 @@ from tests.lab.readers import attacks
 from tests.lab.readers.attacks import bombs
 from tests.lab.safe.test_torch_files import refused, write
 
-# Not in the fast suite: bombs of 4 GB, pickles of a million steps, and millions of rows, words or
-# classes, whose limits test_texts.py and test_tables.py lower instead.
+# Not in the fast suite: bombs of 4 GB, pickles of a million steps, files of 100 MB, and millions of
+# rows, words or classes, whose limits test_leaf.py, test_motion.py, test_texts.py and test_tables.py
+# lower instead.
 SLOW = (
-    *("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB", "claim: table of 20"),
-    *("claim: table of a million labels", "claim: words", "claim: texts of", "claim: as many"),
+    *("bomb", "claim: JSON of 100 MB", "claim: table of 20"),
+    *("claim: table of a million", "claim: words", "claim: texts of", "claim: as many"),
+    *("claim: table of one long cell", "claim: LEAF of", "claim: labels of 100 MB", "claim: a "),
     *("pickle: empty", "pickle: nested", "pickle: deep", "pickle: integers"),
 )
 

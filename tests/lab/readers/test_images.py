@@ -1,7 +1,5 @@
 """The names that `load_dataset` takes, the embedded set, and decoding of images."""
 
-import doctest
-import importlib
 import io
 import zlib
 
@@ -13,7 +11,6 @@ from fedjax_ht.lab.readers import dataset_names, load_dataset, registry
 from fedjax_ht.lab.readers.images import decode, resize
 from fedjax_ht.lab.readers.source import SHIPPED
 from tests.lab.readers.source_files import encoded, load_error, pixels, refused, write
-from tests.registered import nothing_registered
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
@@ -46,13 +43,6 @@ def test_missing_files_and_folders(tmp_path, name):
         assert f"`fedjax-ht data get {name} --data_dir='{folder}'` downloads it" in message
         refused(f"get {name} --data_dir=data`", name)
     refused("data_dir", name)
-
-
-@pytest.mark.parametrize("module", ["lab.readers.registry", "data.partition.registry"])
-def test_examples_of_docstrings(module):
-    with nothing_registered():
-        results = doctest.testmod(importlib.import_module(f"fedjax_ht.{module}"))
-    assert results.attempted and not results.failed
 
 
 def test_embedded_fashion_mnist():
