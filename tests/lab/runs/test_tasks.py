@@ -37,8 +37,9 @@ def config_of(homes):
     return config
 
 
-def test_a_run_shows_its_error(homes, tmp_path, capsys):
-    config = only(typed_config(config_of(homes)), ["local", "lg_fedavg"])
+def test_a_run_shows_its_error(homes, tmp_path, capsys, blank_pictures):
+    labels = ["local", "local:training.learning_rate=0.02"]  # by one program
+    config = only(typed_config(config_of(homes)), labels)
     result = train_and_evaluate(config, tmp_path / "run")
     assert "is ahead of" in result.summary or "not told apart: RMSE" in result.summary
     assert "| method | RMSE | MAE | R2 |" in result.summary
@@ -81,6 +82,7 @@ RMSE, F1 = Score("rmse", -1), Score("micro_f1")
         (Aim(target=-1.0), RMSE, "must be a finite RMSE above 0"),
         (Aim(PARTICIPANTS), F1, "'accuracy_participants', but these data are scored by micro F1"),
         (Aim(target=20.0), F1, "--target is 20.0; it must be above 0 and at most 1"),
+        (Aim(share=0.0), F1, "--target_share is 0.0; it must be above 0 and at most 1"),
     ],
 )
 def test_targets_of_a_comparison(aim, score, line):
