@@ -1,4 +1,4 @@
-"""The real runner: its files, resume, signals, kill -9, and the evaluation of one client."""
+"""The real runner: its files, resume, signals, and the evaluation of one client."""
 
 import csv
 import json
@@ -92,30 +92,21 @@ def start(run_module, tiny_config, workdir):
     return process
 
 
-def test_a_signal_saves_what_was_done(run_module, tiny_config, finished, tmp_path):
-    """SIGINT stands for SIGTERM, too: test_run_signals.py has both."""
+def test_a_signal_saves_what_was_done_and_the_run_goes_on_from_any_checkpoint(
+    run_module, tiny_config, finished, tmp_path
+):
+    """SIGINT stands for SIGTERM: test_run_signals.py has both. test_durability.py kills runs."""
     workdir = tmp_path / "run"
     process = start(run_module, tiny_config, workdir)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert "work is saved in" in errors
-    rows = metrics(workdir, "fedtgp")
+    rows, steps = metrics(workdir, "fedtgp"), workdir / "fedtgp" / "checkpoints"
     assert rows[:4] == metrics(finished[0], "fedtgp")[: len(rows)]
-    steps = [int(p.name) for p in (workdir / "fedtgp" / "checkpoints").iterdir()]
-    assert max(steps) == rows[-1]["round"]
-
-
-def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(
-    run_module, tiny_config, finished, tmp_path
-):
-    workdir = tmp_path / "run"
-    process = start(run_module, tiny_config, workdir)
-    process.kill()
-    process.communicate(timeout=60)
-    # as if it had died in its third round
-    for step in (workdir / "fedtgp" / "checkpoints").iterdir():
-        if not step.name.isdigit() or int(step.name) > 2:
+    assert max(int(path.name) for path in steps.iterdir()) == rows[-1]["round"]
+    for step in list(steps.iterdir()):  # as if it had been killed in its third round
+        if int(step.name) > 2:
             shutil.rmtree(step)
     done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", *ALONE, KEEP)
     assert done.returncode == 0, done.stderr
