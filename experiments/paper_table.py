@@ -47,7 +47,7 @@ from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
 from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
 from fedjax_ht.lab.report.plots import save
-from fedjax_ht.lab.report.results import PARTICIPANTS, PARTICIPANTS_NOTE
+from fedjax_ht.lab.report.results import NOTES, PARTICIPANTS
 from fedjax_ht.lab.report.rows import ACCURACY, after_start, mean, values
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
 from fedjax_ht.simulation.history import wire_bytes
@@ -256,7 +256,7 @@ def markdown(
         rows.sort(key=lambda cells: -float(cells[1].split()[0]))
         parts.append(f"## {dataset}\n\n{Table(head, rows).markdown()}")
     if differs(PARTICIPANTS, score, runs):
-        parts.append(Paragraph(PARTICIPANTS_NOTE).markdown())
+        parts.append(Paragraph(NOTES["participants %"]).markdown())
     return "\n\n".join(parts)
 
 

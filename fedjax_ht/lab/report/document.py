@@ -247,7 +247,7 @@ class Document:
     """A sequence of blocks.
 
     Attributes:
-      blocks: `Paragraph`, `Bullets`, `Folded`, `Table` or `Document`.
+      blocks: `Paragraph`, `Bullets`, `Table` or `Document`, which may be `Folded`.
     """
 
     blocks: "Sequence[Block]" = ()
@@ -263,23 +263,16 @@ class Document:
 
 
 @dataclasses.dataclass(frozen=True)
-class Folded:
+class Folded(Document):
     """Blocks that a page hides behind a title; other media show them without it."""
 
-    title: str
-    blocks: "Sequence[Block]"
-
-    def markdown(self) -> str:
-        return Document(self.blocks).markdown()
+    title: str = ""
 
     def html(self) -> str:
-        return folded(self.title, Document(self.blocks).html())
-
-    def terminal(self, width: int) -> str:
-        return Document(self.blocks).terminal(width)
+        return folded(self.title, super().html())
 
 
-Block = Paragraph | Bullets | Folded | Document | Table
+Block = Paragraph | Bullets | Document | Table
 
 
 def folded(title: str, content: str) -> str:

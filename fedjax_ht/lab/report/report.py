@@ -29,7 +29,7 @@ from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lin
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, mean_of_clients
-from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results
+from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, seconds_of
 from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
@@ -42,7 +42,6 @@ from fedjax_ht.simulation.rows import Runs, evaluated
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # minimum distance of a far client from the box, in percentage points
-SECONDS = ("seconds_round", "seconds_evaluation")
 MOST_NAMED = 5  # clients
 FALL = 0.03  # drop of accuracy from the best round to the last
 
@@ -335,8 +334,7 @@ def size(config: Config) -> str:
 
 def duration(histories: Mapping[str, Runs]) -> str:
     """Formats the time of rounds and evaluations, which an entry's runs share: "0:03:20 of ..."."""
-    rows = [row for runs in histories.values() for row in runs[0]]
-    spent = math.fsum(row.get(key, 0.0) for row in rows for key in SECONDS)
+    spent = math.fsum(map(seconds_of, histories.values()))
     return f"{datetime.timedelta(seconds=round(spent))} of training and evaluation"
 
 

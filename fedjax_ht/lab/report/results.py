@@ -29,11 +29,6 @@ from fedjax_ht.lab.report.statistics import Gains
 from fedjax_ht.simulation.history import best, merged, wire_bytes
 from fedjax_ht.simulation.rows import NEW, History, Row, Runs, evaluated
 
-PARTICIPANTS_NOTE = """\
-"participants": the mean over a round's participants after their training, in its best round. \
-FedSSA's code reports it. As a maximum over rounds and draws of participants, it is biased upwards \
-(docs/results.md)."""
-
 NOTES = {
     "macro F1 %": """\
 "macro F1": the mean F1 score of a client's classes, those of its test samples and predictions, \
@@ -42,7 +37,10 @@ or of all labels where samples have several, and then over clients, in the same 
 "AUC": the area under the ROC curve of a class against the others, in the same round. \
 It is a mean over the classes of a client's test samples, and then over clients with two classes \
 or more. It uses the scores that choose the predictions.""",
-    "participants %": PARTICIPANTS_NOTE,
+    "participants %": """\
+"participants": the mean over a round's participants after their training, in its best round. \
+FedSSA's code reports it. As a maximum over rounds and draws of participants, it is biased upwards \
+(docs/results.md).""",
     "new clients": """\
 "new clients": the score of clients that never train, in the best round of those that do.""",
 }
@@ -87,6 +85,7 @@ def explanation(score: Score, with_server: bool, several: bool) -> str:
 GLOBAL = "global_accuracy_head"  # of the server's own model
 SERVER_F1, SERVER_AUC = "global_macro_f1_head", "global_auc_head"
 BY_CLASS = "class_accuracy"
+SECONDS = ("seconds_round", "seconds_evaluation")
 STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 
 
@@ -145,9 +144,11 @@ def scored(runs: Runs, target: float = math.nan, of_target: Score = ACCURACY) ->
     )
 
 
-def _mean(rows: Sequence[Row], key: str, score: Score = ACCURACY) -> str | None:
+def _mean(
+    rows: Sequence[Row], key: str, score: Score = ACCURACY, spread: bool = True
+) -> str | None:
     """Formats a mean score; None without rows, or if one of them lacks the score."""
-    return score.of_trials(rows, key) if rows and all(key in row for row in rows) else None
+    return score.of_trials(rows, key, spread) if rows and all(key in row for row in rows) else None
 
 
 def _validated(score: Score, of: Scored) -> str | None:
@@ -205,14 +206,7 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
 
 def _mean_column(key: str) -> Column:
     """Returns the column of a metric's mean over trials, for entries whose rows all have it."""
-
-    def write(_: str, of: Scored) -> str | None:
-        known = values(of.tops, key)
-        if not known or len(known) < len(of.tops):
-            return None
-        return Score(key).text(float(np.mean(known)))
-
-    return write
+    return lambda _, of: _mean(of.tops, key, Score(key), spread=False)
 
 
 def _importance(score: Score) -> tuple[str, ...]:
@@ -244,7 +238,7 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     table = document.columns_table(columns_of(score, others), rows, _importance(score), winner)
     folded = []
     for title, note in column_notes(table.head).items():
-        folded.append(Folded(f'What "{title.removesuffix(" %")}" means', [note]))
+        folded.append(Folded([note], f'What "{title.removesuffix(" %")}" means'))
     return Document([table, *folded])
 
 
@@ -423,13 +417,13 @@ def costs(
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]
     target_line = Paragraph(f"Target: {reached} ({origin}).")
-    text = Document([target_line, table, Folded("What the columns mean", notes)])
+    text = Document([target_line, table, Folded(notes, "What the columns mean")])
     return entries, target, text
 
 
 def seconds_of(runs: Runs) -> float:
     """Returns the seconds of an entry; each run's rows have those of all its runs together."""
-    return math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in runs[0])
+    return math.fsum(row.get(key, 0.0) for row in runs[0] for key in SECONDS)
 
 
 def _until(field: str, write: Callable[[float], str]) -> Column:

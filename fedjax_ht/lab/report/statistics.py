@@ -203,7 +203,7 @@ def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
     if trials > 1:
         notes += f" {INTERVALS if trials >= LEAST else VALUES}"
     title = f"Differences to {baseline}, paired by trial"
-    return Document([Folded(title, [Table(head, rows, importance), Paragraph(notes)])])
+    return Document([Folded([Table(head, rows, importance), Paragraph(notes)], title)])
 
 
 def shown(values: Sequence[float], interval: Interval, form: str) -> str:
