@@ -27,7 +27,6 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -59,22 +58,6 @@ SMALL = "small"
 
 class OtherSimulation(ValueError):
     """A checkpoint was saved from another simulation than the one that reads it. One line."""
-
-
-class Copied(NamedTuple):
-    """A state in host memory, from which a checkpoint is written.
-
-    Attributes:
-      state: the state without the clients' states.
-      history: rows of the run's history.
-      parts: rows and their states, one part per segment; a generator reads each when written.
-      size: bytes of the clients' states in `parts`.
-    """
-
-    state: SimulationState
-    history: Sequence[Row]
-    parts: Iterable[segments.Part]
-    size: int
 
 
 class Checkpointer:
@@ -125,13 +108,14 @@ class Checkpointer:
         if self._reached > state.round:
             self._placements, self._reached = [], -1
         base = self._base(state)
-        copied = copied_state(self._simulation, state, history, base)
-        if self._pool is None or copied.size > COPIED_BYTES:
-            self._write(copied, base)
+        parts, size = changed_states(self._simulation, state, base)
+        small = jax.tree.map(segments.plain, state._replace(clients={}))
+        small, history = small._replace(round=state.round), list(history)
+        if self._pool is None or size > COPIED_BYTES:
+            self._write(small, history, parts, base)
         else:
             # list() reads all states now, before the run changes them
-            copied = copied._replace(parts=list(copied.parts))
-            self._writing = self._pool.submit(self._write, copied, base)
+            self._writing = self._pool.submit(self._write, small, history, list(parts), base)
 
     def wait(self) -> None:
         """Waits until everything saved is on disk."""
@@ -204,22 +188,28 @@ class Checkpointer:
         where = {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}
         return segments.Placement(-1, where, {})
 
-    def _write(self, copied: Copied, base: segments.Placement) -> None:
-        directory, is_first = self._directory, jax.process_index() == 0
-        round = copied.state.round
+    def _write(
+        self,
+        state: SimulationState,
+        history: Sequence[Row],
+        parts: Iterable[segments.Part],
+        base: segments.Placement,
+    ) -> None:
+        """Writes a checkpoint from host memory: a state without clients' states, and these."""
+        directory, is_first, round = self._directory, jax.process_index() == 0, state.round
         if round == self._reached and round in sealed.numbers(directory):
             return
         if is_first:
             make_room(directory, self._reached)
         _together("room for a checkpoint")
-        placed = segments.write(self._segments, copied.parts, round, base)
+        placed = segments.write(self._segments, parts, round, base)
         path = directory / str(round)
         half = sealed.temporary(path)
-        segments.save_tree(half / SMALL, _small(copied.state, placed.where))
+        segments.save_tree(half / SMALL, _small(state, placed.where))
         if is_first:
             held = segments.with_seals(self._segments, placed.held)
             sealed.write_json(half / "segments.json", held)
-            sealed.write_json(half / "history.json", copied.history)
+            sealed.write_json(half / "history.json", history)
             sealed.write_json(half / RANDOM, random_generator())
             if self._sums is not None:
                 sealed.write_json(half / SUMS, {"sums": self._sums, "versions": _versions()})
@@ -235,10 +225,13 @@ class Checkpointer:
         self._reached = round
 
 
-def copied_state(
-    simulation: Simulation, state: SimulationState, history: Sequence[Row], base: segments.Placement
-) -> Copied:
-    """Copies to host memory what a checkpoint that builds on `base` is written from."""
+def changed_states(
+    simulation: Simulation, state: SimulationState, base: segments.Placement
+) -> tuple[Iterator[segments.Part], int]:
+    """Returns the clients' states that a checkpoint on `base` writes, and their bytes.
+
+    They are parts, one per segment, each of which is read when it is taken.
+    """
     examples = _examples(simulation, state)
     row_bytes = {name: segments.bytes_of_row(example) for name, example in examples.items()}
     rows = segments.rows_to_write(base, state.changed, row_bytes)
@@ -250,9 +243,7 @@ def copied_state(
                 states[name] = simulation.read_clients(state, name, x)
             yield piece, states
 
-    small = jax.tree.map(segments.plain, state._replace(clients={}))
-    size = sum(len(x) * row_bytes[name] for name, x in rows.items())
-    return Copied(small._replace(round=state.round), list(history), parts(), size)
+    return parts(), sum(len(x) * row_bytes[name] for name, x in rows.items())
 
 
 def _examples(simulation: Simulation, state: SimulationState) -> dict[str, PyTree]:
