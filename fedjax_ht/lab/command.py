@@ -24,47 +24,32 @@ class Command(NamedTuple):
     """A command of the program.
 
     Attributes:
-      module: name of the module that defines its `main`.
       about: a description for the overview.
       takes_words: True for a command that takes positional arguments besides flags.
+      module: name of the module that defines its `main`; "" for that of its name in lab/runs.
     """
 
-    module: str
     about: str
     takes_words: bool = False
+    module: str = ""
 
 
 COMMANDS = {
-    "run": Command("fedjax_ht.lab.runs.run", "train what a config describes"),
-    "compare": Command(
-        "fedjax_ht.lab.runs.compare", "train several methods on one split, and say what each cost"
-    ),
-    "sweep": Command("fedjax_ht.lab.runs.sweep", "search a method's settings on validation sets"),
-    "evaluate": Command(
-        "fedjax_ht.lab.runs.evaluate",
-        "score one client's trained model, or export it; or tuned clients",
-    ),
-    "report": Command(
-        "fedjax_ht.lab.runs.report",
-        "show a run again, and rewrite its tables, pictures and page",
-    ),
-    "merge": Command(
-        "fedjax_ht.lab.runs.merge",
-        "merge entries trained in several folders into one run",
-        takes_words=True,
-    ),
+    "run": Command("train what a config describes"),
+    "compare": Command("train several methods on one split, and say what each cost"),
+    "sweep": Command("search a method's settings on validation sets"),
+    "evaluate": Command("score one client's trained model, or export it; or tuned clients"),
+    "report": Command("show a run again, and rewrite its tables, pictures and page"),
+    "merge": Command("merge entries trained in several folders into one run", takes_words=True),
     "data": Command(
-        "fedjax_ht.lab.runs.data",
-        "download data sets, list those that can be read, and show one",
-        takes_words=True,
+        "download data sets, list those that can be read, and show one", takes_words=True
     ),
     "deploy": Command(
-        "fedjax_ht.deploy.command",
         "split, server or client: a federation whose clients are elsewhere",
         takes_words=True,
+        module="fedjax_ht.deploy.command",
     ),
     "list": Command(
-        "fedjax_ht.lab.runs.list",
         "list methods, models, groups, partitions, datasets, configs, generators, or config fields",
         takes_words=True,
     ),
@@ -102,7 +87,7 @@ def main(command: str | None = None) -> None:
         require(f"fedjax-ht {name}", "run")
     except ImportError as error:
         fail(error)
-    module = importlib.import_module(COMMANDS[name].module)
+    module = importlib.import_module(COMMANDS[name].module or f"fedjax_ht.lab.runs.{name}")
     if "jax" in sys.modules:  # not every command needs it
         from fedjax_ht.core.numerics import use_standard_numerics
 
