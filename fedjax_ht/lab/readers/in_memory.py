@@ -4,7 +4,6 @@ Objects are read through the few methods of their kind; only `from_disk` imports
 """
 
 import json
-import logging
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from fedjax_ht.lab.readers.source import (
     ReadOptions,
     Source,
     dataset_of,
+    logged,
     one_after_another,
     read_options,
 )
@@ -35,7 +35,6 @@ from fedjax_ht.lab.safe.bounded import Origin, files_below, in_one_line, open_re
 from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
 _READ_AGAIN = 50  # PyTorch items that are read twice: a random transform may leave some unchanged
-_LOGGER = logging.getLogger(__name__)
 
 
 def from_frame(
@@ -44,7 +43,7 @@ def from_frame(
     """Returns the data set of a frame; see `Dataset.from_pandas`."""
     chosen = read_options(**options)
     raw = table_raw(_frame_table(frame), chosen, split=split or "", client=client or "")
-    return _told(name, raw, chosen)
+    return logged(dataset_of(name, raw, chosen))
 
 
 def _frame_table(frame: Any) -> Table:
@@ -74,7 +73,7 @@ def from_hugging_face(
         dataset = from_disk(path)
     table = hugging_face_table(dataset, own_files=not path)
     raw = table_raw(table, chosen, split=split or "", client=client or "").read_from(path)
-    return _told(name or (f"hf:{path}" if path else "hf"), raw, chosen)
+    return logged(dataset_of(name or (f"hf:{path}" if path else "hf"), raw, chosen))
 
 
 def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, name: str) -> Dataset:
@@ -114,7 +113,7 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
         preprocess=samples.preprocess,
         reading=Reading(converted=converted),  # no warning: a tensor has no name to change
     )
-    return _told(name, raw, ReadOptions())
+    return logged(dataset_of(name, raw, ReadOptions()))
 
 
 def _pairs(name: str, dataset: Any) -> list[tuple[np.ndarray, Any]]:
@@ -187,14 +186,6 @@ def _pair(name: str, i: int, dataset: Any) -> tuple[np.ndarray, Any]:
 def _plain(part: Any) -> Any:
     """Returns a number as an array without axes, anything else unchanged."""
     return np.asarray(part) if np.isscalar(part) else part
-
-
-def _told(name: str, raw: Raw, options: ReadOptions) -> Dataset:
-    """Makes the data set and logs its warnings, as `load_dataset` does."""
-    dataset = dataset_of(name, raw, options)
-    for line in (*(dataset.reading or Reading()).warnings, *dataset.doubts):
-        _LOGGER.warning(f"{dataset.name}: {line}")
-    return dataset
 
 
 _ORIGIN = Origin(

@@ -12,15 +12,7 @@ import numpy as np
 from fedjax_ht.data.reading import LeftOut, Reading
 from fedjax_ht.lab.readers.roles import files_of, owners_of
 from fedjax_ht.lab.readers.source import Raw, ReadOptions, Source
-from fedjax_ht.lab.readers.tokens import (
-    PADDING,
-    UNKNOWN,
-    Tokenizer,
-    by_id,
-    smallest_type,
-    vocabulary,
-    words,
-)
+from fedjax_ht.lab.readers.tokens import PADDING, UNKNOWN, smallest_type, token_ids
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import Origin, read_whole
 
@@ -75,7 +67,8 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
     """
     files, left_out = files_of(place, (".txt",))
     texts = [_text(file) for file in files]
-    ids, pieces = _ids(files, texts, options.tokenizer)
+    trains = owners_of(files, [1] * len(files)).official.get("train", range(len(files)))
+    ids, pieces = token_ids(texts, trains, None, options.tokenizer)
     each = [windows_of(text_ids, options.text_length or LENGTH) for text_ids in ids]
     for file, windows in zip(files, each):
         if not len(windows.following):
@@ -112,19 +105,6 @@ def _text(file: Path) -> str:
         return read_whole(file, limits.TEXTS_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file.name} is not UTF-8 (byte {error.start:,})") from error
-
-
-def _ids(
-    files: Sequence[Path], texts: Sequence[str], tokenizer: Path | None
-) -> tuple[list[list[int]], tuple[str, ...]]:
-    """Returns the token ids of whole texts, and the text of each id."""
-    if tokenizer is not None:
-        trained = Tokenizer(tokenizer)
-        return trained.encode(texts, None), ("", *trained.pieces[1:])
-    trains = owners_of(files, [1] * len(files)).official.get("train", range(len(files)))
-    numbers = vocabulary(texts[i] for i in trains)
-    ids = [[numbers.get(word, UNKNOWN) for word in words(text)] for text in texts]
-    return ids, by_id(numbers)
 
 
 NEXT_TOKEN = Source(

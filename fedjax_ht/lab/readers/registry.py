@@ -9,7 +9,6 @@ import errno
 import functools
 import hashlib
 import importlib
-import logging
 import os
 import tempfile
 import time
@@ -39,13 +38,12 @@ from fedjax_ht.lab.readers.source import (
     Source,
     TaskName,
     dataset_of,
+    logged,
     named_in,
     read_options,
 )
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import reading, sha256_of, stamp_of, user_path
-
-_LOGGER = logging.getLogger(__name__)
 
 _MODULES = {
     "fashion_mnist_10k": "small_images",
@@ -225,11 +223,7 @@ def load_dataset(
     argument = name.partition(":")[2]
     files = source.places(argument, root)
     stamp = stamp_of((*files, options.tokenizer) if options.tokenizer else files)
-    dataset = _load(name, root, options, stamp)
-    record = dataset.reading or Reading()
-    for line in (*record.warnings, *dataset.doubts):
-        _LOGGER.warning(f"{name}: {line}")
-    return dataset
+    return logged(_load(name, root, options, stamp))
 
 
 @functools.lru_cache(maxsize=4)
@@ -247,17 +241,16 @@ def _load(name: str, data_dir: Path | None, options: ReadOptions, stamp: str) ->
             options = named_in(name, options)
         if source.is_kept and argument and not places[0].is_dir():
             raise FileNotFoundError("no such folder")
-        if not source.is_kept:
-            raw = source.read(*places, options=options).read_from(str(place))
-            return dataset_of(name, raw, options)
-        sized = options._replace(image_size=options.image_size or source.size)
-        folder = data_dir if data_dir and not argument else places[0]
-        raw = cached(
-            f"{prefix}-{sized.image_size or 'native'}",
-            folder,
-            places,
-            lambda target: source.read(*places, options=sized._replace(target=target)),
-        )
+        if source.is_kept:
+            sized = options._replace(image_size=options.image_size or source.size)
+            raw = cached(
+                f"{prefix}-{sized.image_size or 'native'}",
+                data_dir if data_dir and not argument else places[0],
+                places,
+                lambda target: source.read(*places, options=sized._replace(target=target)),
+            )
+        else:
+            raw = source.read(*places, options=options)
         return dataset_of(name, raw.read_from(str(place)), options)
 
 

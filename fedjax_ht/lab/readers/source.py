@@ -1,6 +1,7 @@
 """Options and results of readers, and the declarations of data sets."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedjax_ht.data.targets import multi_label_dataset, per_pixel_dataset, regre
 from fedjax_ht.lab.readers.images import resize
 from fedjax_ht.lab.readers.tokens import tokenised, tokenizer_file
 from fedjax_ht.lab.safe.bounded import Origin, search, user_path
+
+_LOGGER = logging.getLogger(__name__)
 
 TaskName = Literal["classification", "regression", "multi-label", "per-pixel"]
 """The meaning of labels: classes, numbers to predict, 0 or 1 for each of several labels, or a class
@@ -143,9 +146,8 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
     inputs, vocabulary, reading = raw.inputs, raw.vocabulary, raw.reading
     if isinstance(inputs, list):
         learned = raw.official.get("train", range(len(inputs)))
-        tokens = tokenised(inputs, learned, options.text_length, options.tokenizer)
-        inputs, vocabulary = tokens.ids, len(tokens.texts)
-        reading = dataclasses.replace(reading, token_texts=tokens.texts)
+        inputs, pieces = tokenised(inputs, learned, options.text_length, options.tokenizer)
+        vocabulary, reading = len(pieces), dataclasses.replace(reading, token_texts=pieces)
     else:
         _refuse_text_options(name, raw, options)
     is_image = inputs.dtype == np.uint8 and raw.preprocess is None
@@ -189,6 +191,13 @@ def dataset_of(name: str, raw: Raw, options: ReadOptions) -> Dataset:
             masks = resize(masks[..., None], options.image_size, nearest=True)[..., 0]
         return per_pixel_dataset(name, inputs, masks, names, **fields)
     return multi_label_dataset(name, inputs, raw.targets, names, **fields)
+
+
+def logged(dataset: Dataset) -> Dataset:
+    """Logs a data set's warnings, one line each, and returns it."""
+    for line in (*(dataset.reading or Reading()).warnings, *dataset.doubts):
+        _LOGGER.warning(f"{dataset.name}: {line}")
+    return dataset
 
 
 def _refuse_text_options(name: str, raw: Raw, options: ReadOptions) -> None:

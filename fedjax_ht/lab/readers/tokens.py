@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,45 +20,49 @@ LENGTH = 200
 _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mark in "'.,()!?"})
 
 
-class Tokens(NamedTuple):
-    """Texts as token ids.
-
-    Attributes:
-      ids: token ids, uint16 or int32 [N, length], 0 after a text's end.
-      texts: the text of each token id.
-    """
-
-    ids: np.ndarray
-    texts: tuple[str, ...]
-
-
 def tokenised(
     texts: Sequence[str],
     learned: Iterable[int],
     length: int | None,
     tokenizer: Path | None,
-) -> Tokens:
-    """Returns texts as token ids.
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns texts as token ids, uint16 or int32 [N, length], and the text of each id.
+
+    Texts are cut to `length` tokens, by default `LENGTH`, or padded at the end with `PADDING`. The
+    other arguments are those of `token_ids`, and so are the errors.
+    """
+    length = length or LENGTH
+    rows, pieces = token_ids(texts, learned, length, tokenizer)
+    tokens = np.full((len(texts), length), PADDING, smallest_type(len(pieces)))
+    for padded, row in zip(tokens, rows):
+        padded[: len(row)] = row
+    return tokens, pieces
+
+
+def token_ids(
+    texts: Sequence[str],
+    learned: Iterable[int],
+    length: int | None,
+    tokenizer: Path | None,
+) -> tuple[Iterable[list[int]], tuple[str, ...]]:
+    """Returns the token ids of each text, and the text of each id.
 
     Args:
       texts: the texts.
-      learned: indices of the texts from which a vocabulary is learned without a tokenizer.
-      length: number of tokens to which texts are cut or padded; None for `LENGTH`.
+      learned: indices of the texts from which a vocabulary is learned without a tokenizer. Other
+        words are `UNKNOWN`.
+      length: most tokens of a text; None for all, without a tokenizer's special tokens.
       tokenizer: file of a trained tokenizer; None for a vocabulary.
 
     Raises:
       ValueError: there are more than `limits.WORDS` different words.
     """
-    length = length or LENGTH
-    if tokenizer is None:
-        ids = vocabulary(texts[i] for i in learned)
-        return Tokens(encode(texts, ids, length), by_id(ids))
-    trained = Tokenizer(tokenizer)
-    rows, pieces = trained.encode(texts, length), trained.pieces
-    tokens = np.full((len(texts), length), PADDING, smallest_type(len(pieces)))
-    for token_ids, row in zip(tokens, rows):
-        token_ids[: len(row)] = row
-    return Tokens(tokens, ("", *pieces[1:]))
+    if tokenizer is not None:
+        trained = Tokenizer(tokenizer)
+        return trained.encode(texts, length), ("", *trained.pieces[1:])
+    ids = vocabulary(texts[i] for i in learned)
+    rows = ([ids.get(word, UNKNOWN) for word in words(text)[:length]] for text in texts)
+    return rows, ("", "?", *ids)
 
 
 def smallest_type(count: int) -> type[np.integer]:
@@ -75,8 +79,8 @@ def words(text: str) -> list[str]:
     return text.lower().translate(_RULE).replace("<br />", " ").split()
 
 
-def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
-    """Returns the ids, from 2 on, of the `size` most frequent words.
+def vocabulary(texts: Iterable[str]) -> dict[str, int]:
+    """Returns the ids, from 2 on, of the `WORDS` most frequent words.
 
     Among equally frequent words, those that come first win.
 
@@ -87,25 +91,8 @@ def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
     for text in texts:
         counts.update(words(text))
         limits.keep("the set", len(counts), limits.WORDS, "different words")
-    words_in_order = [word for word, _ in counts.most_common(size)]
+    words_in_order = [word for word, _ in counts.most_common(WORDS)]
     return {word: i for i, word in enumerate(words_in_order, UNKNOWN + 1)}
-
-
-def by_id(ids: dict[str, int]) -> tuple[str, ...]:
-    """Returns the text of each id of a vocabulary, with padding and unknown words."""
-    return ("", "?", *ids)
-
-
-def encode(texts: Sequence[str], ids: dict[str, int], length: int) -> np.ndarray:
-    """Returns token ids, uint16 [N, length], of texts cut or padded at the end with `PADDING`.
-
-    Words that are not in `ids` are `UNKNOWN`.
-    """
-    tokens = np.full((len(texts), length), PADDING, np.uint16)
-    for row, text in zip(tokens, texts):
-        token_ids = [ids.get(word, UNKNOWN) for word in words(text)[:length]]
-        row[: len(token_ids)] = token_ids
-    return tokens
 
 
 _FILES = ("tokenizer.json", "vocab.txt")

@@ -13,7 +13,7 @@ from fedjax_ht.lab.readers import load_dataset
 from fedjax_ht.lab.readers import tokens as tokens_module
 from fedjax_ht.lab.readers.next_token import windows_of
 from fedjax_ht.lab.readers.registry import SOURCES
-from fedjax_ht.lab.readers.tokens import Tokenizer, encode, tokenizer_file, vocabulary, words
+from fedjax_ht.lab.readers.tokens import Tokenizer, tokenised, tokenizer_file, vocabulary, words
 from fedjax_ht.lab.safe import limits
 from fedjax_ht.lab.safe.bounded import in_one_line
 from tests.lab.readers.source_files import load_error, refused, sets, write
@@ -44,12 +44,13 @@ def test_words():
     assert " ".join(split) == "the b-52 ' s said it cost $1 . 50 , ( really ) ? yes ! end of it"
 
 
-def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
-    ids = vocabulary(["b a c", "c d b", "e"], 4)
-    assert ids == {"b": 2, "c": 3, "a": 4, "d": 5}
-    encoded = encode(["c e b", "", "a a a a a"], ids, 4)
-    np.testing.assert_array_equal(encoded, [[3, 1, 2, 0], [0] * 4, [4] * 4])
-    assert encode(["a"], ids, 4).dtype == np.uint16
+def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance(monkeypatch):
+    monkeypatch.setattr(tokens_module, "WORDS", 4)
+    learned = ["b a c", "c d b", "e"]
+    assert vocabulary(learned) == {"b": 2, "c": 3, "a": 4, "d": 5}
+    ids, pieces = tokenised([*learned, "c e b", "", "a a a a a"], range(3), 4, None)
+    np.testing.assert_array_equal(ids[3:], [[3, 1, 2, 0], [0] * 4, [4] * 4])
+    assert ids.dtype == np.uint16 and pieces == ("", "?", "b", "c", "a", "d")
 
 
 def test_ag_news(ag_news):
