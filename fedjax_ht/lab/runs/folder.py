@@ -22,10 +22,9 @@ from fedjax_ht.core.function_keys import sum_of_arrays
 from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import names_object, trusting
 from fedjax_ht.data.dataset import Dataset, Partition
-from fedjax_ht.data.partition import partition_options
 from fedjax_ht.data.public import hold_out_share
 from fedjax_ht.lab.checkpoints.writers import FILES
-from fedjax_ht.lab.config.base import option_values, typed_config
+from fedjax_ht.lab.config.base import partition_config, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, check_label, entries_of, recorded
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
@@ -262,8 +261,7 @@ def completed(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns a run's config with its recorded entries, and defaults for fields it lacks."""
     known = to_json(Config())
     kind = fields.get("partition", {}).get("kind") or PartitionConfig.kind
-    options = option_values(f"partition {kind!r}", partition_options(kind), {})
-    known["partition"] |= {"kind": kind, "options": json.loads(json.dumps(options))}
+    known["partition"] = to_json(partition_config(kind))
     of_run = {name: value for name, value in fields.items() if name not in NAMING}
     none = to_json(MethodConfig(None))
     return filled(of_run, known) | {"method": none, "entries": fields.get("entries", [])}

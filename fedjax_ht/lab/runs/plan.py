@@ -23,7 +23,7 @@ from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.data.targets import standardised_targets
-from fedjax_ht.lab.config.base import AnyConfig, option_values, typed_config
+from fedjax_ht.lab.config.base import AnyConfig, partition_config, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
@@ -206,11 +206,9 @@ def settle(
       ImportError: the config has privacy, but the accountant is not installed. One line.
     """
     config = with_names(typed_config(config), dataset, models, methods)
-    # All options, as the run's folder records them.
     split = config.partition
-    defaults = option_values(f"partition {split.kind!r}", partition_options(split.kind), {})
-    split = dataclasses.replace(split, options=defaults | dict(split.options))
-    config = dataclasses.replace(config, partition=split)
+    # all options, as the run's folder records them
+    split.options = partition_config(split.kind).options | split.options
     check_together(config)
     entries = entries_of(config)
     if models is not None:

@@ -516,15 +516,9 @@ def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Seq
 
     It does not end early, draws no maps, and keeps only the newest checkpoint.
     """
-    config = run.config
-    alone = dataclasses.replace(
-        config,
-        rounds=rounds,
-        give_up=None,
-        evaluate=dataclasses.replace(config.evaluate, patience=None),
-        checkpoint=dataclasses.replace(config.checkpoint, keep=1),
-        report=dataclasses.replace(config.report, maps="none"),
-    )
+    alone = typed_config(run.config)
+    alone.update(rounds=rounds, give_up=None)
+    alone.update({"evaluate.patience": None, "checkpoint.keep": 1, "report.maps": "none"})
     runs = play(run._replace(config=alone), folder, notify, caught)
     # its folder may have more rows, from a search with halvings at other rounds
     return up_to(runs, rounds)
