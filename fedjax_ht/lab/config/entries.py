@@ -186,14 +186,12 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
         "training": to_plain(TrainingConfig()),
         "model": to_plain(ModelConfig()),
     }
-    own: dict[str, dict[str, Any]] = {"method": {}, "training": {}, "model": {}}
-    if first in presets:
-        start = presets[first]
-        own = {
-            "method": _without_none(start.options),
-            "training": dict(start.training),
-            "model": dict(start.model),
-        }
+    start = presets.get(first, Entry(first, name, options={}, training={}, model={}))
+    own: dict[str, dict[str, Any]] = {
+        "method": _without_none(start.options),
+        "training": dict(start.training),
+        "model": dict(start.model),
+    }
     for setting in settings:
         key, equals, text = setting.partition("=")
         part, dot, field = key.rpartition(".")

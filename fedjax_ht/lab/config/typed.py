@@ -107,6 +107,12 @@ def to_plain(section: Section) -> dict[str, Any]:
     return values
 
 
+def unusual(section: Section) -> dict[str, Any]:
+    """Returns the plain values of a section that differ from the defaults."""
+    usual = to_plain(type(section)())
+    return {name: value for name, value in to_plain(section).items() if value != usual[name]}
+
+
 def to_json(section: Section) -> dict[str, Any]:
     """Returns the plain values of a section as a JSON file would return them."""
     return json.loads(json.dumps(to_plain(section)))

@@ -19,8 +19,8 @@ from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts
 from fedjax_ht.lab.config.base import method_summary
 from fedjax_ht.lab.config.entries import bound_to, described, elsewhere
-from fedjax_ht.lab.config.sections import Config, TrainingConfig
-from fedjax_ht.lab.config.typed import to_plain
+from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_plain, unusual
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
@@ -203,9 +203,8 @@ def trained(experiment: Plan, labels: Sequence[str]) -> str:
     count, unit = training.steps or training.epochs, "step" if training.steps else "local epoch"
     length = f"{count} {unit}{'s' if count > 1 else ''}"
     other = f" (otherwise {', '.join(training.of)})" if training.of else ""
-    usual, named = to_plain(TrainingConfig()), ("optimizer", "learning_rate", "batch_size", "of")
-    for field, value in to_plain(training).items():
-        if value != usual[field] and field not in (*named, "epochs", "steps"):
+    for field, value in unusual(training).items():
+        if field not in ("optimizer", "learning_rate", "batch_size", "of", "epochs", "steps"):
             optimizer += f", {field} {value}"
     lines = differing({label: to_plain(recipe) for label, recipe in recipes.items()})
     differences = f"; entries differ in {', '.join(lines.values())}" if lines else ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from fedjax_ht.lab.config.entries import BASELINE, baseline_of, method_of
+from fedjax_ht.lab.config.entries import BASELINE, method_of
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table, columns_table
 from fedjax_ht.lab.report.rows import AUC, MACRO_F1, Score, score_in
@@ -355,8 +355,7 @@ def client_gains(histories: Mapping[str, Runs]) -> dict[str, Gains]:
 
 def baseline_label(labels: Mapping[str, Runs]) -> str | None:
     """Returns the label of the first entry of local training; None without one."""
-    label = baseline_of(labels) if labels else None
-    return label if label is not None and method_of(label) == BASELINE else None
+    return next((label for label in labels if method_of(label) == BASELINE), None)
 
 
 def _best_rows(runs: Runs) -> list[Row]:

@@ -15,6 +15,7 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import Part, Positive, Within
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.lab.config.sections import DevicesConfig
+from fedjax_ht.lab.config.typed import unusual
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
 # A quantity's position selects the generator of its values.
@@ -149,13 +150,8 @@ def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
 
 def described(devices: DevicesConfig) -> str:
     """Returns the fields that are set, as a sentence to append; "" for none."""
-    defaults = vars(DevicesConfig(seed=devices.seed))
-    differing = [
-        f"{name} {value}" for name, value in vars(devices).items() if value != defaults[name]
-    ]
-    if not differing:
-        return ""
-    return f" Devices: {', '.join(differing)}, seed {devices.seed}."
+    fields = [f"{name} {value}" for name, value in unusual(devices).items() if name != "seed"]
+    return f" Devices: {', '.join(fields)}, seed {devices.seed}." if fields else ""
 
 
 def read_table(

@@ -15,15 +15,8 @@ from fedjax_ht.core.function_keys import checksum_of
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.user_code import OBJECT, names_object
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.lab.config.sections import (
-    Config,
-    DatasetConfig,
-    Entry,
-    MethodConfig,
-    ModelConfig,
-    TrainingConfig,
-)
-from fedjax_ht.lab.config.typed import shared_fields, to_plain
+from fedjax_ht.lab.config.sections import Config, Entry, MethodConfig, TrainingConfig
+from fedjax_ht.lab.config.typed import Section, shared_fields, to_plain, unusual
 
 READ_BY = ("label", "features", "group")
 """Fields of `dataset` that only the reading of a file uses."""
@@ -63,10 +56,10 @@ def with_names(
     sections: dict[str, Any] = {}
     if dataset is not None:
         fields = READ_BY if config.dataset.public else READ_BY + READ_BY_PUBLIC
-        _refuse_unread("dataset", config.dataset, DatasetConfig(), fields)
+        _refuse_unread(config.dataset, fields)
         sections["dataset"] = dataclasses.replace(config.dataset, name=OBJECT + dataset.name)
     if models is not None:
-        _refuse_unread("model", config.model, ModelConfig(), OF_GROUPS)
+        _refuse_unread(config.model, OF_GROUPS)
         sections["model"] = dataclasses.replace(config.model, group=group_of(models))
     if methods:
         known = {entry.get("label") for entry in config.entries if isinstance(entry, Mapping)}
@@ -130,14 +123,14 @@ def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[s
         )
 
 
-def _refuse_unread(part: str, section: Any, default: Any, fields: tuple[str, ...]) -> None:
+def _refuse_unread(section: Section, fields: tuple[str, ...]) -> None:
     """Rejects fields of a section that are set but would not be read."""
-    for field in fields:
-        value, usual = getattr(section, field), to_plain(default)[field]
-        if value != getattr(default, field):
+    for field, value in unusual(section).items():
+        if field in fields:
+            usual = to_plain(type(section)())[field]
             raise ValueError(
-                f"{part}.{field} is {value!r}, which is not read for an object from Python; "
-                f"leave it at {usual!r}"
+                f"{section.prefix}{field} is {value!r}, which is not read for an object from "
+                f"Python; leave it at {usual!r}"
             )
 
 

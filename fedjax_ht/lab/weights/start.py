@@ -273,10 +273,13 @@ def with_weights(
                     rows = rows or head_classes(origin)
                 if rows is not None and len(rows) == bucket.num_classes:
                     _compare_classes(origin, rows, class_names)
-        own_head = _variables(bucket)["params"]["head"]
-        if head is None and _head(arrays, bucket.module, own_head) is not None:
+        own = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+        if head is None and _head(arrays, bucket.module, own["params"]["head"]) is not None:
             unused.add(name)
-        fitted = _fitted(origin, arrays, bucket, bool(head))
+        try:
+            fitted = starting_weights(arrays, bucket.module, own, bool(head))
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
         return frozen_weights(fitted) if bucket is not adapted else fitted
 
     shared = dataclasses.replace(federation.shared, weights=starting(federation.shared))
@@ -346,21 +349,8 @@ def _names(bucket: Bucket, federation: Federation) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _fitted(origin: str, arrays: Arrays, bucket: Bucket, head: bool) -> PyTree:
-    """Returns the initial variables of a bucket's models; `origin` starts messages."""
-    variables = _variables(bucket)
-    try:
-        return starting_weights(arrays, bucket.module, variables, head)
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
-
-
 def _plain(bucket: Bucket) -> Bucket:
     """Returns the bucket of the same model without adapters, as weights files have it."""
     if not is_adapted(bucket.module):
         return bucket
     return dataclasses.replace(bucket, module=unadapted(bucket.module), freezes=False)
-
-
-def _variables(bucket: Bucket) -> PyTree:
-    return jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
