@@ -18,11 +18,11 @@ Presets do not run themselves; strings start from them:
 import ast
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fedjax_ht.check.names import meant, printable, unknown_option
+from fedjax_ht.check.names import meant, printable
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.lab.config.base import method_options, option_kind, option_values
@@ -131,6 +131,17 @@ def only(config: Config, texts: Iterable[str]) -> Config:
     return dataclasses.replace(config, method=MethodConfig(None), entries=entries)
 
 
+def keeping(config: Config, labels: Collection[str]) -> Config:
+    """Returns a config that runs only those of its entries, each with the config's settings."""
+    entries = []
+    for spec in config.entries:
+        label = spec["label"] if isinstance(spec, Mapping) else spec
+        if isinstance(spec, Entry) or label in labels:
+            entries.append(spec)
+    method = config.method if config.method.name in labels else MethodConfig(None)
+    return dataclasses.replace(config, method=method, entries=tuple(entries))
+
+
 def entries_of(config: Config) -> tuple[Entry, ...]:
     """Returns the entries that a config runs: its method, and its `entries` without presets.
 
@@ -188,7 +199,7 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
     }
     start = presets.get(first, Entry(first, name, options={}, training={}, model={}))
     own: dict[str, dict[str, Any]] = {
-        "method": _without_none(start.options),
+        "method": dict(start.options),
         "training": dict(start.training),
         "model": dict(start.model),
     }
@@ -210,7 +221,7 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
     return Entry(
         label=spec,
         method=name,
-        options=with_tuples(defaults["method"] | own["method"]),
+        options=with_tuples(defaults["method"] | _without_none(own["method"])),
         training=dict(sorted(own["training"].items())),
         model=dict(sorted(own["model"].items())),
     )
@@ -279,14 +290,11 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
     check_label(label)
-    parameters = method_options(name)
-    if unexpected := sorted(set(options) - set(parameters)):
-        message = unknown_option(name, unexpected[0], list(parameters))
-        raise ValueError(f"entry {label!r}: {message}")
+    owner, given = f"entry {label!r}: {name}", _without_none(options)
     return Entry(
         label=label,
         method=name,
-        options=with_tuples(option_values(name, parameters, _without_none(options))),
+        options=with_tuples(option_values(owner, method_options(name), given)),
         training=with_tuples(entry["training"]),
         model=with_tuples(entry["model"]),
         tuned=entry.get("tuned", ""),
@@ -298,7 +306,7 @@ def _configured(method: MethodConfig) -> Entry:
     """Returns the entry of the config's `method`, which may lack options."""
     name = str(method.name)
     parameters = method_options(name)
-    options = option_values(name, parameters, {}) | method.options
+    options = option_values(name, parameters, {}) | _without_none(method.options)
     for option in options.keys() & parameters.keys():
         options[option] = _cast(options[option], option_kind(parameters[option]))
     return Entry(name, name, with_tuples(options), training={}, model={})
@@ -312,7 +320,7 @@ def _cast(value: Any, kind: type) -> Any:
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops options that accept a number but have none."""
+    """Drops options that are not given, which get their defaults."""
     return {k: v for k, v in values.items() if v is not None}
 
 

@@ -33,7 +33,7 @@ from absl import flags
 
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.config_files import WordsParser
-from fedjax_ht.lab.config.entries import baseline_of, entries_of, only
+from fedjax_ht.lab.config.entries import baseline_of, entries_of, keeping, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Document, Paragraph, Table
@@ -138,7 +138,7 @@ def share_of(config: Config, share: str | None) -> Config:
     taken = labels[int(number) - 1 :: int(shares)]
     if not taken:
         raise ValueError(f"--entries is {share!r}, but there are only {len(labels)} entries")
-    return only(config, taken)
+    return keeping(config, taken)
 
 
 def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.standardise import is_pending, standardised, with_scale
 from fedjax_ht.data.targets import standardised_targets
 from fedjax_ht.lab.config.base import AnyConfig, partition_config, typed_config
-from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, only
+from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, keeping
 from fedjax_ht.lab.config.sections import Config, DatasetConfig, PartitionConfig, TrainingConfig
 from fedjax_ht.lab.readers import dataset_names, load_dataset, names_user_data, unknown_dataset
 from fedjax_ht.lab.readers.registry import normalised
@@ -321,7 +321,7 @@ def fitting(config: Config, tell: Callable[[str], None]) -> Config:
     kept, reasons = [], []
     for entry in entries_of(config):
         try:
-            make_federations(settle(only(config, [entry.label])), dataset)
+            make_federations(settle(keeping(config, [entry.label])), dataset)
             kept.append(entry.label)
         except (ValueError, OSError, ImportError) as error:
             reasons.append(f"{entry.label} is left out: {error}")
@@ -329,7 +329,7 @@ def fitting(config: Config, tell: Callable[[str], None]) -> Config:
         raise ValueError(f"no entry fits; {reasons[0]}")
     for reason in reasons:
         tell(reason)
-    return only(config, kept)
+    return keeping(config, kept)
 
 
 def make_federations(

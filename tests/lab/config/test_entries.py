@@ -27,6 +27,18 @@ def test_an_entry_has_all_options_of_its_method():
     assert blocks.options["blocks"] == (2, 4)
 
 
+def test_an_option_that_is_none_is_not_given():
+    """A run's folder has its default, and a run without None there could not resume."""
+    usual = method_config("fedtgp").options
+    config = config_of("fedtgp:tau=None")
+    (entry,) = entries_of(config)
+    assert entry.options == usual and entry.label == "fedtgp:tau=None"
+    config = base_config()
+    config.method.options.tau = None
+    (entry,) = entries_of(config)
+    assert entry.options == usual
+
+
 def test_training_and_models_may_be_an_entrys_own():
     config = config_of(
         "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"

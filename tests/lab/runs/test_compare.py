@@ -215,6 +215,9 @@ def test_entries_that_do_not_fit_are_left_out_with_the_reason(tiny_config):
     public, sliced = lines
     assert public.startswith("fedmd is left out: fedmd needs a public set")
     assert sliced.startswith("heterofl is left out: heterofl trains slices")
+    config.method, config.entries = method_config("fedtgp", tau=2.0), ("fedmd",)
+    (entry,) = entries_of(fitting(config, lines.append))
+    assert entry.label == "fedtgp" and entry.options["tau"] == 2.0
     with pytest.raises(ValueError, match=r"^no entry fits; fedmd is left out: .* public set"):
         fitting(comparison(config, ["fedmd"], None), print)
 

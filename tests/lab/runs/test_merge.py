@@ -6,6 +6,8 @@ import pytest
 
 from experiments.run_folders import trial_scores
 from fedjax_ht.lab.config.base import typed_config
+from fedjax_ht.lab.config.entries import entries_of
+from fedjax_ht.lab.configs import quickstart_fedtgp
 from fedjax_ht.lab.report.compared import Page, read_page, write_page
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.runs.compare import comparison, share_of
@@ -112,3 +114,9 @@ def test_a_share_of_the_entries(tiny_config):
             share_of(config, text)
     with pytest.raises(ValueError, match="there are only 5 entries"):
         share_of(config, "6/6")
+
+
+def test_a_share_has_the_settings_of_the_configs_method():
+    config = quickstart_fedtgp.get_config()
+    (entry,) = entries_of(share_of(config, "1/2"))
+    assert entry == entries_of(config)[0] and entry.options["tau"] == 3.0
