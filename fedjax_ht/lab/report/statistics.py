@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedjax_ht.lab.config.entries import BASELINE, method_of
 from fedjax_ht.lab.files import write_whole
@@ -89,6 +88,8 @@ def mean_interval(values: Sequence[float], least: int = LEAST) -> Interval:
     mean, count = float(np.mean(values)), len(values)
     if count < least:
         return Interval(mean, math.nan, math.nan)
+    from scipy.special import stdtrit  # half a second, which most runs do not need
+
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
 
