@@ -199,12 +199,7 @@ def read_pamap2(source: Path, options: ReadOptions) -> Raw:
     shape = (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS)
     inputs = write_stacked(options.target, shape, _DTYPE, windows)
     groups = np.repeat(persons, counts)
-    return Raw(
-        inputs,
-        np.concatenate(labels),
-        tuple(ACTIVITIES.values()),
-        groups=groups,
-    )
+    return Raw(inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups)
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

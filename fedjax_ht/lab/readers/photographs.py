@@ -105,13 +105,7 @@ def read_camelyon17(table: Path, patches: Path, options: ReadOptions) -> Raw:
     labels, hospitals, splits = np.array(values).T
     pile, _ = decode_members(patches, _PATCH, options.image_size, options.target)
     official = _wilds_sets(hospitals, splits)
-    return Raw(
-        pile.stack(keys),
-        labels,
-        _TISSUES,
-        official=official,
-        groups=hospitals,
-    )
+    return Raw(pile.stack(keys), labels, _TISSUES, official=official, groups=hospitals)
 
 
 def _patches(table: Path) -> tuple[list[str], list[list[int]]]:

@@ -71,12 +71,7 @@ def read_idx(name: str, *files: Path, options: ReadOptions) -> Raw:
                 raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
     images = np.concatenate(parts[::2])[..., None]
     official = one_after_another(zip(("train", "test"), map(len, parts[::2])))
-    return Raw(
-        images,
-        np.concatenate(parts[1::2]),
-        _CLASSES[name],
-        official=official,
-    )
+    return Raw(images, np.concatenate(parts[1::2]), _CLASSES[name], official=official)
 
 
 def _parse_idx(content: bytes, ndim: int) -> np.ndarray:

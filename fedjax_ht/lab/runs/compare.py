@@ -43,13 +43,7 @@ from fedjax_ht.lab.report.statistics import best_scores, client_gains, write_tri
 from fedjax_ht.lab.runs.folder import is_primary
 from fedjax_ht.lab.runs.plan import fitting, make_dataset
 from fedjax_ht.lab.runs.progress import print_files, print_result, tell
-from fedjax_ht.lab.runs.run import (
-    chosen_workdir,
-    configured,
-    execute,
-    orderly,
-    refuse_method_flags,
-)
+from fedjax_ht.lab.runs.run import chosen_workdir, configured, execute, orderly, refuse_method_flags
 from fedjax_ht.lab.runs.search import fairly_tuned
 from fedjax_ht.lab.runs.spaces import parse_space
 from fedjax_ht.lab.runs.train import GaveUp, Result

@@ -302,12 +302,14 @@ def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dic
     return {name: value for name, value in flat.items() if name not in free}
 
 
+def differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the names, sorted, whose values differ; a missing one is None."""
+    return [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+
+
 def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:
-    differing = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
-    if differing:
-        shown = [
-            f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in differing
-        ]
+    if names := differing(before, now):
+        shown = [f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in names]
         raise ValueError(
             f"{workdir} holds a run of another config ({', '.join(shown[:5])}); choose another "
             "--workdir"

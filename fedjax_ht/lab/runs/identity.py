@@ -20,6 +20,7 @@ from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs.folder import (
     MAP,
     completed,
+    differing,
     filled,
     fixed,
     flatten,
@@ -114,11 +115,10 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
             before.pop(place, None)
             now.pop(place, None)
     lines = []
-    for name in sorted(before | now):
-        # a missing file has no checksum
-        is_unknown = name not in before or name not in now or None in (before[name], now[name])
+    for name in differing(before, now):
+        is_unknown = None in (before.get(name), now.get(name))  # a missing file has no checksum
         is_sum = name.endswith(SHA) or name.startswith("files.")
-        if before.get(name) != now.get(name) and not (is_sum and is_unknown):
+        if not (is_sum and is_unknown):
             lines.append(f"{name} {_shown(before.get(name))} instead of {_shown(now.get(name))}")
     return lines
 

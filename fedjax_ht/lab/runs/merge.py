@@ -25,6 +25,7 @@ from fedjax_ht.lab.runs.folder import (
     BY_ENTRY,
     FREE_BUT_ROUNDS,
     Folder,
+    differing,
     fixed,
     locked,
     read_folder,
@@ -91,12 +92,11 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
 def check_alike(first: Folder, other: Folder) -> None:
     """Raises ValueError if two runs have different configs, data or splits."""
     before, now = compared(first), compared(other)
-    for field in sorted(before | now):
-        if before.get(field) != now.get(field):
-            raise ValueError(
-                f"{first.path} and {other.path} are not parts of one run: {field} is "
-                f"{before.get(field)!r} there and {now.get(field)!r} here"
-            )
+    if fields := differing(before, now):
+        values = f"{before.get(fields[0])!r} there and {now.get(fields[0])!r} here"
+        raise ValueError(
+            f"{first.path} and {other.path} are not parts of one run: {fields[0]} is {values}"
+        )
 
 
 def compared(part: Folder) -> dict[str, Any]:
