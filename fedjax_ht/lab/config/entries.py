@@ -66,7 +66,7 @@ def preset(
       ValueError: see `parse_entry`. One line.
     """
     entry = parse_entry(text, known)
-    chosen = option_values(entry.method, method_options(entry.method), entry.options | options)
+    chosen = all_options(entry.method, entry.options | options)
     label = f"{entry.method}@tuned" if tuned else entry.method
     searched_on = () if on is None else bound_to(as_run(entry, on))
     return entry._replace(label=label, options=chosen, tuned=tuned, searched_on=searched_on)
@@ -191,9 +191,8 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
     if at and first not in presets:
         tuned = ", ".join(label for label in presets if "@" in label) or "nothing"
         raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {tuned}")
-    parameters = method_options(name)
-    defaults = {
-        "method": option_values(name, parameters, {}),
+    defaults: dict[str, Mapping[str, Any]] = {
+        "method": method_options(name),
         "training": to_plain(TrainingConfig()),
         "model": to_plain(ModelConfig()),
     }
@@ -209,19 +208,19 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
         part = part if dot else "method"
         if not equals or field not in defaults.get(part, {}):
             raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
-        default = defaults[part][field]  # a section's plain values are never None
-        kind = option_kind(parameters[field]) if part == "method" else type(default)
-        value = _cast(literal(text), kind)
-        # the method's factory checks its options
-        if part != "method" and value is not None and not isinstance(value, kind):
-            raise ValueError(
-                f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
-            )
+        value = literal(text)
+        if part != "method":  # the method's factory checks its options
+            default = defaults[part][field]  # never None, as a plain value
+            value = _cast(value, type(default))
+            if value is not None and not isinstance(value, type(default)):
+                raise ValueError(
+                    f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
+                )
         own[part][field] = value
     return Entry(
         label=spec,
         method=name,
-        options=with_tuples(defaults["method"] | _without_none(own["method"])),
+        options=all_options(name, own["method"]),
         training=dict(sorted(own["training"].items())),
         model=dict(sorted(own["model"].items())),
     )
@@ -290,11 +289,10 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
     check_label(label)
-    owner, given = f"entry {label!r}: {name}", _without_none(options)
     return Entry(
         label=label,
         method=name,
-        options=with_tuples(option_values(owner, method_options(name), given)),
+        options=all_options(name, options, owner=f"entry {label!r}: {name}"),
         training=with_tuples(entry["training"]),
         model=with_tuples(entry["model"]),
         tuned=entry.get("tuned", ""),
@@ -303,13 +301,26 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
 
 
 def _configured(method: MethodConfig) -> Entry:
-    """Returns the entry of the config's `method`, which may lack options."""
-    name = str(method.name)
-    parameters = method_options(name)
-    options = option_values(name, parameters, {}) | _without_none(method.options)
-    for option in options.keys() & parameters.keys():
-        options[option] = _cast(options[option], option_kind(parameters[option]))
-    return Entry(name, name, with_tuples(options), training={}, model={})
+    """Returns the entry of the config's `method`, which may lack options, or have unknown ones."""
+    name, given = str(method.name), dict(method.options)
+    unknown = {option: given.pop(option) for option in given.keys() - method_options(name).keys()}
+    return Entry(name, name, all_options(name, given) | unknown, training={}, model={})
+
+
+def all_options(method: str, given: Mapping[str, Any], owner: str = "") -> dict[str, Any]:
+    """Returns all options of a method: the given ones in their types, and the others' defaults.
+
+    None is not given. `owner` is the method in messages, if that is not its name.
+
+    Raises:
+      ValueError: an option is unknown. One line.
+    """
+    parameters = method_options(method)
+    given = {option: value for option, value in given.items() if value is not None}
+    options = option_values(owner or method, parameters, given)
+    for option, value in options.items():
+        options[option] = _cast(value, option_kind(parameters[option]))
+    return with_tuples(options)
 
 
 def _cast(value: Any, kind: type) -> Any:
@@ -317,11 +328,6 @@ def _cast(value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     return tuple(value) if kind is tuple and isinstance(value, list) else value
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops options that are not given, which get their defaults."""
-    return {k: v for k, v in values.items() if v is not None}
 
 
 def method_of(label: str) -> str:

@@ -331,10 +331,8 @@ def missing(weights: Weights) -> list[str]:
 
 def checksums(weights: Iterable[Weights]) -> dict[str, str]:
     """Returns name -> SHA-256 of every file that exists."""
-    existing: set[str] = set()
-    for each in weights:
-        existing |= set(files(each)) - set(missing(each))
-    return {file: sha256_of(file) for file in sorted(existing)}
+    named = set().union(*map(files, weights))
+    return {file: sha256_of(file) for file in sorted(named) if Path(file).is_file()}
 
 
 def _names(bucket: Bucket, federation: Federation) -> list[str]:

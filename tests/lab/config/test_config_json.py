@@ -35,7 +35,9 @@ BROKEN = {
     "entries is 3; it must be a tuple, each a string, an Entry(...) or a dict, name": {
         "entries": 3
     },
-    "was not written by a run (TypeError": {"entries": [ENTRY | {"method": "local", "options": 3}]},
+    "was not written by a run (AttributeError: 'int' object has no attribute 'items'": {
+        "entries": [ENTRY | {"method": "local", "options": 3}]
+    },
     "was not written by a run (AttributeError: 'int'": {"run": 3},
     "was not written by a run (AttributeError": {"partition": 3},
     "was not written by a run (KeyError: 'version')": {"run": {}},
