@@ -190,7 +190,6 @@ class Tracking:
     ):
         self.config, self.configs, self.workdir, self.warn = config, configs, workdir, warn
         self.sinks: dict[tuple[str, int, str], Sink] = {}
-        self.rounds: dict[tuple[str, int, str], int] = {}  # the last round of each sink
         self.failed: set[str] = set()
 
     def __call__(self, label: str, row: Row) -> None:
@@ -210,9 +209,8 @@ class Tracking:
         key, folder, rows = (label, row["trial"], tracker), self.workdir / folder_of(label), [row]
         notes = folder / NOTES
         noted = read_json(notes) if notes.exists() else {}
-        of_tracker = noted.setdefault(tracker, {})
+        known = noted.setdefault(tracker, {}).setdefault(str(row["trial"]), {})
         if key not in self.sinks:
-            known = of_tracker.get(str(row["trial"]), {})
             run = TrackedRun(
                 name=label if self.config.trials == 1 else f"{label}, trial {row['trial']}",
                 group=self.workdir.name,
@@ -221,16 +219,16 @@ class Tracking:
                 trial=row["trial"],
                 run_id=known.get("run_id"),
             )
-            self.sinks[key], self.rounds[key] = TRACKERS[tracker](run), known.get("round", -1)
+            self.sinks[key] = TRACKERS[tracker](run)
             # earlier rows, for a tracker that was added in the middle of a run
             past = {run[0]["trial"]: run for run in read_runs(folder)}.get(row["trial"], [])
             rows = [before for before in past if before["round"] < row["round"]] + rows
         sink = self.sinks[key]
+        known["run_id"] = sink.run_id
         for new in rows:
-            if new["round"] > self.rounds[key]:
+            if new["round"] > known.get("round", -1):
                 sink.write(scores_of(new), new["round"])
-                self.rounds[key] = new["round"]
-        of_tracker[str(row["trial"])] = {"run_id": sink.run_id, "round": self.rounds[key]}
+                known["round"] = new["round"]
         write_json(notes, noted)
 
     @contextlib.contextmanager
