@@ -477,11 +477,8 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of settings that differ between points, sorted."""
-    values: dict[str, set[str]] = {}
-    for point in settings:
-        for key in point:
-            values[key] = {repr(other.get(key)) for other in settings}
-    return sorted(key for key in values if len(values[key]) > 1)
+    names = set().union(*settings)
+    return sorted(x for x in names if len({repr(point.get(x)) for point in settings}) > 1)
 
 
 def _method_with(run: Run, values: Mapping[str, Any]) -> Any:
