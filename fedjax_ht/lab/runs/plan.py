@@ -208,7 +208,7 @@ def settle(
     config = with_names(typed_config(config), dataset, models, methods)
     split = config.partition
     # all options, as the run's folder records them
-    split.options = partition_config(split.kind).options | split.options
+    split.update(options=partition_config(split.kind).options | split.options)
     check_together(config)
     entries = entries_of(config)
     if models is not None:
