@@ -247,29 +247,22 @@ class Document:
     """A sequence of blocks.
 
     Attributes:
-      blocks: `Paragraph`, `Bullets`, `Table` or `Document`, which may be `Folded`.
+      blocks: `Paragraph`, `Bullets`, `Table` or `Document`.
+      folded: a title behind which a page hides the blocks; "" to show them, as other media do.
     """
 
     blocks: "Sequence[Block]" = ()
+    folded: str = ""
 
     def markdown(self) -> str:
         return "\n\n".join(block.markdown() for block in self.blocks)
 
     def html(self) -> str:
-        return "".join(block.html() for block in self.blocks)
+        content = "".join(block.html() for block in self.blocks)
+        return folded(self.folded, content) if self.folded else content
 
     def terminal(self, width: int) -> str:
         return "\n\n".join(block.terminal(width) for block in self.blocks)
-
-
-@dataclasses.dataclass(frozen=True)
-class Folded(Document):
-    """Blocks that a page hides behind a title; other media show them without it."""
-
-    title: str = ""
-
-    def html(self) -> str:
-        return folded(self.title, super().html())
 
 
 Block = Paragraph | Bullets | Document | Table

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report import document
-from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table
+from fedjax_ht.lab.report.document import Column, Document, Paragraph, Table
 from fedjax_ht.lab.report.rows import (
     ACCURACY,
     AUC,
@@ -238,7 +238,7 @@ def run_results(histories: Mapping[str, Runs], winner: str | None = None) -> Doc
     table = document.columns_table(columns_of(score, others), rows, _importance(score), winner)
     folded = []
     for title, note in column_notes(table.head).items():
-        folded.append(Folded([note], f'What "{title.removesuffix(" %")}" means'))
+        folded.append(Document([note], f'What "{title.removesuffix(" %")}" means'))
     return Document([table, *folded])
 
 
@@ -417,7 +417,7 @@ def costs(
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))
     notes = [meaning, *column_notes(table.head).values()]
     target_line = Paragraph(f"Target: {reached} ({origin}).")
-    text = Document([target_line, table, Folded(notes, "What the columns mean")])
+    text = Document([target_line, table, Document(notes, "What the columns mean")])
     return entries, target, text
 
 

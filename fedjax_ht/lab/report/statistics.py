@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_ht.lab.config.entries import BASELINE, method_of
 from fedjax_ht.lab.files import write_whole
-from fedjax_ht.lab.report.document import Column, Document, Folded, Paragraph, Table, columns_table
+from fedjax_ht.lab.report.document import Column, Document, Paragraph, Table, columns_table
 from fedjax_ht.lab.report.rows import AUC, MACRO_F1, Score, score_in
 from fedjax_ht.simulation.history import best
 from fedjax_ht.simulation.rows import Row, Runs, evaluated
@@ -204,7 +204,7 @@ def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:
     if trials > 1:
         notes += f" {INTERVALS if trials >= LEAST else VALUES}"
     title = f"Differences to {baseline}, paired by trial"
-    return Document([Folded([Table(head, rows, importance), Paragraph(notes)], title)])
+    return Document([Document([Table(head, rows, importance), Paragraph(notes)], title)])
 
 
 def shown(values: Sequence[float], interval: Interval, form: str) -> str:

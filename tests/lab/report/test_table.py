@@ -78,7 +78,7 @@ def test_rows_may_lack_columns():
 
 def test_a_document_is_its_blocks():
     table = document.Table(["a", "b"], [["c", ""]])
-    folded = document.Folded([document.Bullets(["one", "two"])], "Why")
+    folded = document.Document([document.Bullets(["one", "two"])], "Why")
     text = document.Document([document.Paragraph("Words & more."), table, folded])
     written = "Words & more.\n\n| a | b |\n| --- | --- |\n| c |  |\n\n* one\n* two"
     assert text.markdown() == written
