@@ -214,8 +214,9 @@ def components(cells: np.ndarray) -> tuple[float, ...]:
 
 def main(_) -> None:
     config, name = configured()
-    if _METHODS.value is not None:
-        refuse_method_flags("methods")
+    for flag, value in (("methods", _METHODS.value), ("fair", _FAIR.value)):
+        if value is not None:
+            refuse_method_flags(flag, "methods")
     config = share_of(comparison(config, _METHODS.value, _TRIALS.value), _ENTRIES.value)
     aim = Aim(_OF.value, _TARGET.value, _SHARE.value)
     splits, recipe = _SPLITS.value, parse_space(_OVER.value)

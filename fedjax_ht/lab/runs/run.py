@@ -63,13 +63,12 @@ def configured() -> tuple[Config, str]:
     return typed_config(_CONFIG.value.fields), run_name(_CONFIG.value.name)
 
 
-def refuse_method_flags(by: str) -> None:
-    """Rejects flags of the config's method, which does not run beside entries of the flag `by`."""
+def refuse_method_flags(by: str, entries: str) -> None:
+    """Rejects flags of the config's method beside `by`: only the flag `entries` has options."""
     for name in flags.FLAGS:
         if name.startswith("config.method.") and flags.FLAGS[name].present:
             raise ValueError(
-                f"--{name} is not read with --{by}; write the options there, as "
-                f"--{by}=NAME:KEY=VALUE"
+                f"--{name} is not read with --{by}; write the options as --{entries}=NAME:KEY=VALUE"
             )
 
 

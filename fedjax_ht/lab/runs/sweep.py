@@ -40,7 +40,7 @@ def main(_) -> None:
     config, name = configured()
     if _ENTRY.value is None:
         raise ValueError("no --entry; for example --entry=fedtgp")
-    refuse_method_flags("entry")
+    refuse_method_flags("entry", "entry")
     start = time.time()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir) as tasks:

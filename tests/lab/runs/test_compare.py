@@ -229,6 +229,10 @@ def test_entries_that_do_not_fit_are_left_out_with_the_reason(tiny_config):
         (["--target_score=loss"], "flag --target_score=loss: value should be one of <accuracy|"),
         (["--over=training.epochs=1,10"], "--over is given without --fair"),
         (["--methods=fedtgp", "--config.method.options.tau=3"], "options.tau is not read with"),
+        (
+            ["--fair=2", "--config.method.options.tau=3"],
+            "not read with --fair; write the options as",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
