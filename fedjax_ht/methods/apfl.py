@@ -34,9 +34,9 @@ import optax
 from fedjax_ht.check.options import SearchRange, Share, checked
 from fedjax_ht.core.bucket import head_scores, own_features
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, View, Wire
+from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -116,17 +116,12 @@ def apfl(
     def mixed_features(bucket, client, x, mask):
         return own_features(bucket, mixed(client), x, mask)
 
-    return Method(
-        name="apfl",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
+    return averaging_method(
+        "apfl",
+        training,
+        client_update,
         init_client=init_client,
-        broadcast=architectures.send_model,
         receive=receive_both,
-        client_update=client_update,
-        server_update=architectures.average_models,
         predict=predict,
-        wire=Wire(server_reads="sums"),
         view=View(features=mixed_features),
     )

@@ -22,8 +22,8 @@ from typing import Annotated
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import corrected, pull
 from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
@@ -58,15 +58,6 @@ def ditto(
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="ditto",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
-        init_client=init_both,
-        broadcast=architectures.send_model,
-        receive=receive_both,
-        client_update=client_update,
-        server_update=architectures.average_models,
-        wire=Wire(server_reads="sums"),
+    return averaging_method(
+        "ditto", training, client_update, init_client=init_both, receive=receive_both
     )

@@ -34,10 +34,10 @@ from fedjax_ht.check.options import Count, Part, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.supervised import train_model
@@ -125,15 +125,6 @@ def fedala(
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="fedala",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
-        init_client=init_client,
-        broadcast=architectures.send_model,
-        receive=receive,
-        client_update=client_update,
-        server_update=architectures.average_models,
-        wire=Wire(server_reads="sums"),
+    return averaging_method(
+        "fedala", training, client_update, init_client=init_client, receive=receive
     )

@@ -24,8 +24,8 @@ from typing import Literal
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import averaging_method, mean_parts
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -52,17 +52,7 @@ def fedbabu(
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        bases = architectures.mean_parts(federation, [model["base"] for model in server], received)
+        bases = mean_parts(federation, [model["base"] for model in server], received)
         return [model | {"base": base} for model, base in zip(server, bases)], {}
 
-    return Method(
-        name="fedbabu",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
-        broadcast=architectures.send_model,
-        receive=architectures.receive_model,
-        client_update=client_update,
-        server_update=server_update,
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("fedbabu", training, client_update, server_update=server_update)

@@ -23,16 +23,16 @@ Settled here:
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import sharing
+from fedjax_ht.methods.shared.architectures import Part, averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
 from fedjax_ht.methods.shared.supervised import train_model
 
 
 def outside_norms(bucket: Bucket, params: PyTree) -> PyTree:
-    """Shares all parameters but those of norms; an `architectures.Part`."""
+    """Shares all parameters but those of norms; for an `architectures.Part`."""
     return without(params, norm_paths(bucket))
 
 
@@ -44,18 +44,10 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       training: local training.
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
-    shared = sharing(outside_norms, filled_in)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
         part = outside_norms(bucket, client["params"])
         return client, ModelUplink(part, sent_samples(ctx, weighting)), {"loss": result.loss}
 
-    return Method(
-        name="fedbn",
-        training=training,
-        needs=Needs(classes=False),
-        client_update=client_update,
-        **shared._asdict(),
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("fedbn", training, client_update, Part(outside_norms, filled_in))

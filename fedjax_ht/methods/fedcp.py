@@ -34,10 +34,10 @@ from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import mmd_loss
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.methods.shared.architectures import averaging_method, groups_of, init_parts
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.models.layers import init_normed
@@ -105,8 +105,8 @@ def fedcp(
 
     def init_server(federation, key):
         parts = []
-        groups = architectures.groups_of(federation)
-        for i, params in enumerate(architectures.init_parts(federation, key)):
+        groups = groups_of(federation)
+        for i, params in enumerate(init_parts(federation, key)):
             policy_key = jax.random.fold_in(jax.random.fold_in(key, i), 1)
             parts.append(params | {"policy": init_policy(policy_key, groups[i][0].feature_dim)})
         return parts
@@ -154,16 +154,12 @@ def fedcp(
         out = outputs(bucket, client["params"]["head"], downlink["head"], rows, shares)
         return {"head": out}
 
-    return Method(
-        name="fedcp",
-        training=training,
-        needs=Needs(classes=False),
+    return averaging_method(
+        "fedcp",
+        training,
+        client_update,
         init_server=init_server,
         init_client=init_client,
-        broadcast=architectures.send_model,
         receive=receive,
-        client_update=client_update,
-        server_update=architectures.average_models,
         predict=predict,
-        wire=Wire(server_reads="sums"),
     )

@@ -18,9 +18,9 @@ Settled here:
 
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.adapters import require_adapters
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -39,15 +39,4 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="fedit",
-        training=training,
-        needs=Needs(classes=False),
-        check=require_adapters("fedit"),
-        init_server=architectures.init_parts,
-        broadcast=architectures.send_model,
-        receive=architectures.receive_model,
-        client_update=client_update,
-        server_update=architectures.average_models,
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("fedit", training, client_update, check=require_adapters("fedit"))

@@ -21,8 +21,8 @@ from typing import Annotated
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull, train_corrected
 from fedjax_ht.methods.shared.supervised import train_model
@@ -48,14 +48,4 @@ def fedprox(
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="fedprox",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
-        broadcast=architectures.send_model,
-        receive=architectures.receive_model,
-        client_update=client_update,
-        server_update=architectures.average_models,
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("fedprox", training, client_update)

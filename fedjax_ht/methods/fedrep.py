@@ -24,8 +24,8 @@ import jax
 
 from fedjax_ht.check.options import Count, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.architectures import share_extractors
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import EXTRACTOR, averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -44,7 +44,6 @@ def fedrep(
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     of_head = dataclasses.replace(training, epochs=head_epochs, steps=None)
-    shared = share_extractors()
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _ = train_model(of_head, bucket, client, data, ctx, part="head")
@@ -53,11 +52,4 @@ def fedrep(
         uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="fedrep",
-        training=training,
-        needs=Needs(classes=False),
-        client_update=client_update,
-        **shared._asdict(),
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("fedrep", training, client_update, EXTRACTOR)

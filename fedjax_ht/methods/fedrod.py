@@ -32,10 +32,10 @@ from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.supervised import count_labels
@@ -103,16 +103,13 @@ def fedrod(
             "generic": generic,
         }
 
-    return Method(
-        name="fedrod",
-        training=training,
-        init_server=init_parts,
+    return averaging_method(
+        "fedrod",
+        training,
+        client_update,
         init_client=init_client,
-        broadcast=send_model,
         receive=receive,
-        client_update=client_update,
-        server_update=average_models,
         predict=predict,
         rules=("personal", "generic"),
-        wire=Wire(server_reads="sums"),
+        needs=Needs(),
     )

@@ -35,10 +35,15 @@ from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, View, Wire
+from fedjax_ht.core.method import Method, Needs, View
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.methods.shared.architectures import (
+    EXTRACTOR,
+    averaging_method,
+    groups_of,
+    init_parts,
+)
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.prototypes import cosines_to
@@ -87,15 +92,12 @@ def gpfl(
       weighting: weights of the means: numbers of training samples, or equal weights.
     """
     decayed = optax.chain(optax.add_decayed_weights(mu), training.optimizer)
-    averaged = architectures.share_extractors()
     recipe = in_parts(training, {"model": training.optimizer, "shared": decayed})
 
     def init_server(federation, key):
         parts = []
-        groups = architectures.groups_of(federation, architectures.extractor)
-        for i, base in enumerate(
-            architectures.init_parts(federation, key, architectures.extractor)
-        ):
+        groups = groups_of(federation, EXTRACTOR)
+        for i, base in enumerate(init_parts(federation, key, EXTRACTOR)):
             shared_key = jax.random.fold_in(jax.random.fold_in(key, i), 1)
             dim = groups[i][0].feature_dim
             parts.append({"base": base} | init_shared(shared_key, federation.num_classes, dim))
@@ -155,16 +157,15 @@ def gpfl(
         rows = personal_features(bucket, client, x, mask)
         return {"head": logits(bucket, client["params"], rows)}
 
-    return Method(
-        name="gpfl",
-        training=training,
+    return averaging_method(
+        "gpfl",
+        training,
+        client_update,
+        EXTRACTOR,
         init_server=init_server,
         init_client=init_client,
-        broadcast=averaged.broadcast,
         receive=receive,
-        client_update=client_update,
-        server_update=averaged.server_update,
         predict=predict,
-        wire=Wire(server_reads="sums"),
+        needs=Needs(),
         view=View(features=personal_features),
     )

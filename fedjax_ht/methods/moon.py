@@ -30,10 +30,10 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables, own_features
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import masked_mean
-from fedjax_ht.methods.shared import architectures
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -81,9 +81,9 @@ def moon(
         return model | {"last": model}
 
     def receive(bucket, client, downlink, data, ctx):
-        received = architectures.receive_model(bucket, client, downlink, data, ctx)
         first = {"params": downlink, "stats": client["stats"]}
-        return received | {"last": select(ctx.info.last_round < 0, first, client["last"])}
+        last = select(ctx.info.last_round < 0, first, client["last"])
+        return client | {"params": downlink, "last": last}
 
     def client_update(bucket, client, downlink, data, ctx):
         received = {"params": downlink, "stats": client["stats"]}
@@ -98,15 +98,6 @@ def moon(
         uplink = ModelUplink(trained["params"], sent_samples(ctx, weighting))
         return trained | {"last": last}, uplink, {"loss": result.loss}
 
-    return Method(
-        name="moon",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=architectures.init_parts,
-        init_client=init_client,
-        broadcast=architectures.send_model,
-        receive=receive,
-        client_update=client_update,
-        server_update=architectures.average_models,
-        wire=Wire(server_reads="sums"),
+    return averaging_method(
+        "moon", training, client_update, init_client=init_client, receive=receive
     )

@@ -35,13 +35,8 @@ from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.local_training import LocalTraining, Loss
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.architectures import (
-    average_models,
-    init_parts,
-    receive_model,
-    send_model,
-)
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.supervised import batch_features, train_client, train_model
 
@@ -99,14 +94,4 @@ def perfedavg(
         uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
-    return Method(
-        name="perfedavg",
-        training=recipe,
-        needs=Needs(classes=False),
-        init_server=init_parts,
-        broadcast=send_model,
-        receive=receive_model,
-        client_update=client_update,
-        server_update=average_models,
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("perfedavg", recipe, client_update)

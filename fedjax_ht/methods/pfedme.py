@@ -31,8 +31,8 @@ from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, c
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import head_scores, logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.architectures import average_models, init_parts, send_model
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.shared.architectures import averaging_method, mean_parts
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull
 from fedjax_ht.methods.shared.personal import begin_as_received
@@ -95,23 +95,19 @@ def pfedme(
         return client | {"params": theta, "stats": stats}, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        means, _ = average_models(federation, server, received, ctx)
+        means = mean_parts(federation, server, received)
         return jax.tree.map(lambda w, mean: w + beta * (mean - w), server, means), {}
 
     def predict(bucket, client, downlink, x, mask):
         models = {"personal": client, "global": client | {"params": downlink}}
         return {rule: head_scores(bucket, model, x, mask) for rule, model in models.items()}
 
-    return Method(
-        name="pfedme",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=init_parts,
-        broadcast=send_model,
+    return averaging_method(
+        "pfedme",
+        training,
+        client_update,
         receive=begin_as_received,
-        client_update=client_update,
         server_update=server_update,
         predict=predict,
         rules=("personal", "global"),
-        wire=Wire(server_reads="sums"),
     )

@@ -28,10 +28,10 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, Wire
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import init_parts, joined, receive_model, send_model
+from fedjax_ht.methods.shared.architectures import averaging_method, joined
 from fedjax_ht.methods.shared.averaging import client_weights
 from fedjax_ht.methods.shared.supervised import own_loss, train_model
 
@@ -84,14 +84,4 @@ def qfedavg(
             new.append(jax.tree.map(lambda w, s, h=curvature: w - s / h, params, total.step))
         return new, {}
 
-    return Method(
-        name="qfedavg",
-        training=training,
-        needs=Needs(classes=False),
-        init_server=init_parts,
-        broadcast=send_model,
-        receive=receive_model,
-        client_update=client_update,
-        server_update=server_update,
-        wire=Wire(server_reads="sums"),
-    )
+    return averaging_method("qfedavg", training, client_update, server_update=server_update)

@@ -84,6 +84,9 @@ def scaffold(
         client = init_variables(bucket, ctx.key)
         return client | {"control": jax.tree.map(jnp.zeros_like, client["params"])}
 
+    def broadcast(federation, bucket, server, ctx):
+        return architectures.part_for(federation, bucket, server)
+
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params}
 
@@ -124,7 +127,7 @@ def scaffold(
         needs=Needs(classes=False),
         init_server=init_server,
         init_client=init_client,
-        broadcast=architectures.send_model,
+        broadcast=broadcast,
         receive=receive,
         client_update=client_update,
         server_update=server_update,

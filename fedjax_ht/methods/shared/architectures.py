@@ -4,43 +4,50 @@ Names and shapes of the shared parameters are equal in a group; other parameters
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, init_variables, model_form
-from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import ClientUpdate, Method, Needs, Wire
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 
-Part = Callable[[Bucket, PyTree], PyTree]
-"""(bucket, parameters {"base", "head"} of a client's model) -> the shared parameters."""
+
+class Part(NamedTuple):
+    """The part of a model that clients share.
+
+    Attributes:
+      of: (bucket, parameters {"base", "head"} of a client's model) -> the shared parameters.
+      put: (parameters of a client's model, the shared ones) -> the model's new parameters.
+    """
+
+    of: Callable[[Bucket, PyTree], PyTree]
+    put: Callable[[PyTree, PyTree], PyTree]
 
 
-def whole_model(bucket: Bucket, params: PyTree) -> PyTree:
-    """Shares all parameters; a `Part`."""
-    return params
+WHOLE = Part(of=lambda bucket, params: params, put=lambda params, shared: shared)
+EXTRACTOR = Part(
+    of=lambda bucket, params: params["base"], put=lambda params, base: params | {"base": base}
+)
 
 
-def extractor(bucket: Bucket, params: PyTree) -> PyTree:
-    """Shares the feature extractor; a `Part`."""
-    return params["base"]
-
-
-def groups_of(federation: Federation, part: Part = whole_model) -> list[list[Bucket]]:
+def groups_of(federation: Federation, part: Part = WHOLE) -> list[list[Bucket]]:
     """Groups buckets whose shared parameters have equal names and shapes, by lowest client id."""
     groups: dict[str, list[Bucket]] = {}
     for bucket in sorted(federation.buckets, key=federation.members):
         model = model_form(bucket)
-        groups.setdefault(str(part(bucket, model["params"])), []).append(bucket)
+        groups.setdefault(str(part.of(bucket, model["params"])), []).append(bucket)
     return list(groups.values())
 
 
-def sizes_of(federation: Federation, part: Part = whole_model) -> list[int]:
+def sizes_of(federation: Federation, part: Part = WHOLE) -> list[int]:
     """Counts the clients in each group of `groups_of`, except those that never train."""
     groups = groups_of(federation, part)
     return [sum(map(federation.num_training, group)) for group in groups]
@@ -56,17 +63,17 @@ def require_no_new_clients(name: str, federation: Federation) -> None:
         )
 
 
-def init_parts(federation: Federation, key: jax.Array, part: Part = whole_model) -> list[PyTree]:
+def init_parts(federation: Federation, key: jax.Array, part: Part = WHOLE) -> list[PyTree]:
     """Initialises the shared parameters of each group."""
     parts = []
     for i, (bucket, *_) in enumerate(groups_of(federation, part)):
         model = init_variables(bucket, jax.random.fold_in(key, i))
-        parts.append(part(bucket, model["params"]))
+        parts.append(part.of(bucket, model["params"]))
     return parts
 
 
 def part_for(
-    federation: Federation, bucket: Bucket, parts: list[PyTree], *, part: Part = whole_model
+    federation: Federation, bucket: Bucket, parts: list[PyTree], *, part: Part = WHOLE
 ) -> PyTree:
     """Returns the part of a bucket's group from a list with one part per group."""
     groups = groups_of(federation, part)
@@ -75,18 +82,13 @@ def part_for(
 
 
 def joined(
-    federation: Federation, received: dict[str, Received], part: Part = whole_model
+    federation: Federation, received: dict[str, Received], part: Part = WHOLE
 ) -> list[Received]:
     """Joins the uplinks of each group, in the order of `gather_received`."""
     uploads = []
     for group in groups_of(federation, part):
         uploads.append(gather_received({bucket.name: received[bucket.name] for bucket in group}))
     return uploads
-
-
-def send_model(federation: Federation, bucket: Bucket, server: list[PyTree], ctx: Context):
-    """Sends a client the model of its group; a `Method.broadcast`."""
-    return part_for(federation, bucket, server)
 
 
 def receive_model(
@@ -96,24 +98,24 @@ def receive_model(
     return client | {"params": downlink}
 
 
-class Sharing(NamedTuple):
-    """Functions of a `Method` whose clients average a part of their models."""
-
-    init_server: Callable
-    broadcast: Callable
-    receive: Callable
-    server_update: Callable
-
-
-def sharing(part: Part, put: Callable[[PyTree, PyTree], PyTree]) -> Sharing:
-    """Makes the functions of a method whose clients average a part of their models.
+def averaging_method(
+    name: str,
+    training: LocalTraining,
+    client_update: ClientUpdate,
+    part: Part = WHOLE,
+    **functions: Any,
+) -> Method:
+    """Makes a method whose clients average their models, or a part of them.
 
     The server's state is a list with one part for each group of `groups_of`. The downlink is the
     group's part, and the uplink an `averaging.ModelUplink` of it.
 
     Args:
-      part: selects the shared part.
-      put: (parameters of a client's model, the shared ones) -> the model's new parameters.
+      name: the method's name.
+      training: local training.
+      client_update: trains a client; a `Method.client_update`.
+      part: the shared part.
+      **functions: fields of `Method` in place of those made here.
     """
 
     def init_server(federation, key):
@@ -123,23 +125,22 @@ def sharing(part: Part, put: Callable[[PyTree, PyTree], PyTree]) -> Sharing:
         return part_for(federation, bucket, server, part=part)
 
     def receive(bucket, client, downlink, data, ctx):
-        return client | {"params": put(client["params"], downlink)}
+        return client | {"params": part.put(client["params"], downlink)}
 
     def server_update(federation, server, received, ctx):
         return mean_parts(federation, server, received, part=part), {}
 
-    return Sharing(
-        init_server=init_server, broadcast=broadcast, receive=receive, server_update=server_update
-    )
-
-
-def share_extractors() -> Sharing:
-    """Makes the functions of a method whose clients average their feature extractors."""
-
-    def put(params, base):
-        return params | {"base": base}
-
-    return sharing(extractor, put)
+    return Method(
+        name=name,
+        training=training,
+        init_server=init_server,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        needs=Needs(classes=False),
+        wire=Wire(server_reads="sums"),
+    )._replace(**functions)
 
 
 def mean_parts(
@@ -147,7 +148,7 @@ def mean_parts(
     parts: list[PyTree],
     received: dict[str, Received],
     *,
-    part: Part = whole_model,
+    part: Part = WHOLE,
 ) -> list[PyTree]:
     """Averages each group's uploads.
 
@@ -189,10 +190,3 @@ def apart_from_mean(
             value = jax.tree.map(jnp.subtract, value, shares)
         apart.append(value)
     return apart
-
-
-def average_models(
-    federation: Federation, server: list[PyTree], received: dict[str, Received], ctx: Context
-) -> tuple[list[PyTree], Metrics]:
-    """Averages the models of each group, see `mean_parts`; a `Method.server_update`."""
-    return mean_parts(federation, server, received), {}
