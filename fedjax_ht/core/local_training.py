@@ -171,7 +171,7 @@ def train(
     data: Data,
     *,
     key: Key[Array, ""],
-    num_classes: int,
+    num_classes: int = 0,
     split: str = "train",
     epochs: Counts | None = None,
 ) -> TrainingResult:
@@ -185,7 +185,7 @@ def train(
       stats: batch statistics, replaced by `Loss.stats` in each step.
       data: the client's view of the data.
       key: the key of the shuffles, the augmentation and the loss.
-      num_classes: rows of the class sums.
+      num_classes: rows of the class sums, for a loss with `Loss.rows`.
       split: key of `data.splits`.
       epochs: passes over the split, may be traced; None uses the recipe's.
 
@@ -200,7 +200,7 @@ def train(
       ...     error = (batch.x[:, 0] * w - 2 * batch.x[:, 0]) ** 2
       ...     return fl.Loss(fl.losses.masked_mean(error, batch.mask), stats)
       >>> recipe = fl.LocalTraining(optax.sgd(0.05), batch_size=3, epochs=20)
-      >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, key=key, num_classes=2)
+      >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, key=key)
       >>> round(float(result.params), 3)
       2.0
     """

@@ -32,7 +32,7 @@ from jax import lax
 
 from fedjax_ht.check.options import Count, Part, Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, init_variables, logits
+from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data, Split
@@ -40,7 +40,7 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.supervised import batch_loss, train_model
 
 
 def mixed_head(private: PyTree, shared: PyTree, weights: PyTree) -> PyTree:
@@ -98,12 +98,9 @@ def fedala(
         def loss(weights, stats, batch: Batch, key) -> Loss:
             head = mixed_head(client["params"]["head"], downlink["head"], weights)
             model = {"base": downlink["base"], "head": head}
-            rows, _ = features(bucket, model, client["stats"], batch.x, batch.mask, train=True)
-            return Loss(bucket.task.loss(logits(bucket, model, rows), batch.y, batch.mask), stats)
+            return Loss(batch_loss(bucket, model, client["stats"], batch)[0], stats)
 
-        result = train(
-            one_pass, loss, client["weights"], (), data, key=key, num_classes=bucket.num_classes
-        )
+        result = train(one_pass, loss, client["weights"], (), data, key=key)
         return client | {"weights": result.params}
 
     def receive(bucket, client, downlink, data, ctx):

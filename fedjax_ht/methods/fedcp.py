@@ -32,14 +32,15 @@ from jax import lax
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits, own_features
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.bucket import Bucket, init_variables, logits, own_features
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import mmd_loss
 from fedjax_ht.methods.shared.architectures import averaging_method, groups_of, init_parts
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
+from fedjax_ht.methods.shared.supervised import batch_features, train_beside
 from fedjax_ht.models.layers import init_normed
 from fedjax_ht.ops import safe_norm
 
@@ -129,23 +130,18 @@ def fedcp(
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model = params["model"]
-            kept, _ = features(bucket, received, stats, batch.x, batch.mask, train=True)
-            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            kept, _ = batch_features(bucket, received, stats, batch)
+            rows, stats = batch_features(bucket, model, stats, batch, key)
             noise = jax.random.gumbel(jax.random.fold_in(key, 1), (len(rows), 2, rows.shape[1]))
             shares = shares_of(params["policy"], rows, context, noise)
             out = outputs(bucket, model["head"], downlink["head"], rows, shares)
             value = bucket.task.loss(out, batch.y, batch.mask)
             return Loss(value + lam * mmd_loss(rows, kept, batch.mask), stats)
 
-        params = {"model": client["params"], "policy": client["policy"]}
-        classes = bucket.num_classes
-        result = train(
-            recipe, loss, params, client["stats"], data, key=ctx.key, num_classes=classes
-        )
-        model, policy = result.params["model"], result.params["policy"]
+        client, result = train_beside(recipe, loss, "policy", client, data, ctx.key)
+        model = client["params"]
         head = jax.tree.map(lambda a, b: (a + b) / 2, model["head"], downlink["head"])
-        sent = {"base": model["base"], "head": head, "policy": policy}
-        client = client | {"params": model, "stats": result.stats, "policy": policy}
+        sent = {"base": model["base"], "head": head, "policy": client["policy"]}
         return client, ModelUplink(sent, sent_samples(ctx, weighting)), {"loss": result.loss}
 
     def predict(bucket, client, downlink, x, mask):

@@ -136,8 +136,7 @@ def feddbe(
 
         params = {"model": client["params"], "bias": client["bias"]}
         stats = {"model": client["stats"], "running": jnp.zeros(bucket.feature_dim)}
-        classes = bucket.num_classes
-        result = train(recipe, loss, params, stats, data, key=ctx.key, num_classes=classes)
+        result = train(recipe, loss, params, stats, data, key=ctx.key)
         params, stats = result.params, result.stats
         uplink = Uplink(params["model"], stats["running"], sent_samples(ctx, weighting))
         client = client | {

@@ -28,12 +28,12 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import Count, NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import inputs_at
-from fedjax_ht.core.bucket import features, logits, own_features
+from fedjax_ht.core.bucket import features, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.wire import dense
 from fedjax_ht.methods.shared import public
-from fedjax_ht.methods.shared.supervised import batch_features, train_client
+from fedjax_ht.methods.shared.supervised import batch_loss, train_client
 
 
 def alignment(kernel: jax.Array, other: jax.Array) -> jax.Array:
@@ -77,8 +77,7 @@ def fedhenn(
         def loss(params, stats, batch, key):
             keys = jax.random.split(key)
             aligned, _ = features(bucket, params, stats, shown, everyone, train=True, key=keys[1])
-            rows, stats = batch_features(bucket, params, stats, batch, keys[0])
-            value = bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask)
+            value, stats = batch_loss(bucket, params, stats, batch, keys[0])
             distance = 1 - alignment(aligned @ aligned.T, mean)
             return Loss(value + weight * distance, stats)
 

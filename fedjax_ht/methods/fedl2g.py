@@ -42,7 +42,7 @@ import optax
 from fedjax_ht.check.options import Count, Positive, SearchRange, Whole, checked
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, shuffled, take_batch
-from fedjax_ht.core.bucket import Bucket, features, logits
+from fedjax_ht.core.bucket import Bucket, logits
 from fedjax_ht.core.federation import Federation, require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, View, Wire
@@ -52,7 +52,7 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean
 from fedjax_ht.methods.shared.corrections import learning_rate
 from fedjax_ht.methods.shared.prototypes import mean_by_class
-from fedjax_ht.methods.shared.supervised import train_client
+from fedjax_ht.methods.shared.supervised import batch_features, train_client
 
 CLIP_NORM = 100.0  # from the released code, for clients and server
 Guide = Literal["logits", "features"]
@@ -91,7 +91,7 @@ def outputs_of(
     form: Form, bucket: Bucket, params: PyTree, stats: PyTree, *, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, PyTree]:
     """Returns the logits, the guided outputs, and the new batch statistics."""
-    rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+    rows, stats = batch_features(bucket, params, stats, batch, key)
     scores = logits(bucket, params, rows)
     return scores, scores if form.guide == "logits" else rows, stats
 

@@ -53,14 +53,14 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, logits, own_features
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata, Pattern, dense
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
-from fedjax_ht.methods.shared.supervised import batch_features
+from fedjax_ht.methods.shared.supervised import batch_features, train_beside
 from fedjax_ht.models.layers import uniform_fan_in
 
 ENTRY_BYTES = 4  # float32
@@ -215,19 +215,9 @@ def fedral(
             outputs = logits(bucket, model, align(params["angle"], representations))
             return Loss(bucket.task.loss(outputs, batch.y, batch.mask), stats)
 
-        params = {"model": client["params"], "angle": dense(downlink)}
-        result = train(
-            training,
-            loss,
-            params,
-            client["stats"],
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
-        angle = result.params["angle"]
-        client = {"params": result.params["model"], "stats": result.stats, "angle": angle}
-        sent = Masked(angle, mask_of(bucket, ctx.info), BLOCKS)
+        client = client | {"angle": dense(downlink)}
+        client, result = train_beside(training, loss, "angle", client, data, ctx.key)
+        sent = Masked(client["angle"], mask_of(bucket, ctx.info), BLOCKS)
         uplink = Uplink(sent, sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 

@@ -30,15 +30,15 @@ from jax import lax
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, init_variables, logits, own_features
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.bucket import init_variables, logits, own_features
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Needs
 from fedjax_ht.core.trees import select
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
-from fedjax_ht.methods.shared.supervised import count_labels
+from fedjax_ht.methods.shared.supervised import batch_features, count_labels, train_beside
 
 ABSENT = -1e9  # added to the logits of absent classes; finite for clients without any samples
 
@@ -78,21 +78,15 @@ def fedrod(
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model = params["model"]
-            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            rows, stats = batch_features(bucket, model, stats, batch, key)
             generic = logits(bucket, model, rows)
             own = logits(bucket, {"head": params["own"]}, lax.stop_gradient(rows))
             balanced = cross_entropy(generic + prior, batch.y, batch.mask)
             both = lax.stop_gradient(generic) + own
             return Loss(balanced + cross_entropy(both, batch.y, batch.mask), stats)
 
-        params = {"model": client["params"], "own": client["own"]}
-        classes = bucket.num_classes
-        result = train(
-            recipe, loss, params, client["stats"], data, key=ctx.key, num_classes=classes
-        )
-        model, own = result.params["model"], result.params["own"]
-        uplink = ModelUplink(model, sent_samples(ctx, weighting))
-        client = client | {"params": model, "stats": result.stats, "own": own}
+        client, result = train_beside(recipe, loss, "own", client, data, ctx.key)
+        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def predict(bucket, client, downlink, x, mask):

@@ -190,15 +190,7 @@ def fjord(
             taught = optax.softmax_cross_entropy(scores, targets)
             return Loss(value + masked_mean(taught, batch.mask), stats)
 
-        result = train(
-            training,
-            loss,
-            client["params"],
-            downlink.stats,
-            data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
+        result = train(training, loss, client["params"], downlink.stats, data, key=ctx.key)
         client = client | {"params": result.params, "stats": result.stats[label(bucket.width)]}
         uplink = Message(result.params, result.stats, sent_samples(ctx, "samples"))
         return client, uplink, {"loss": result.loss}

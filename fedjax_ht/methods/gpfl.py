@@ -33,7 +33,7 @@ import optax
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, init_variables, logits, own_features
+from fedjax_ht.core.bucket import init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, View
 from fedjax_ht.core.trees import PyTree, select
@@ -47,7 +47,7 @@ from fedjax_ht.methods.shared.architectures import (
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.mutual import in_parts
 from fedjax_ht.methods.shared.prototypes import cosines_to
-from fedjax_ht.methods.shared.supervised import count_labels
+from fedjax_ht.methods.shared.supervised import batch_features, count_labels
 from fedjax_ht.models.layers import init_normed
 from fedjax_ht.ops import safe_norm
 
@@ -128,7 +128,7 @@ def gpfl(
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model, shared = params["model"], params["shared"]
-            rows, stats = features(bucket, model, stats, batch.x, batch.mask, train=True, key=key)
+            rows, stats = batch_features(bucket, model, stats, batch, key)
             general = valve(shared["valve"], rows, client["global"])
             own = valve(shared["valve"], rows, client["personal"])
             value = cross_entropy(logits(bucket, model, own), batch.y, batch.mask)
@@ -138,10 +138,8 @@ def gpfl(
             return Loss(value + lam * safe_norm(jnp.sum(apart**2)), stats)
 
         shared = {name: client[name] for name in ("embeddings", "valve")}
-        params, classes = {"model": client["params"], "shared": shared}, bucket.num_classes
-        result = train(
-            recipe, loss, params, client["stats"], data, key=ctx.key, num_classes=classes
-        )
+        params = {"model": client["params"], "shared": shared}
+        result = train(recipe, loss, params, client["stats"], data, key=ctx.key)
         model, shared = result.params["model"], result.params["shared"]
         uplink = ModelUplink({"base": model["base"]} | shared, sent_samples(ctx, weighting))
         return (

@@ -33,12 +33,11 @@ from jax import lax
 
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.supervised import batch_features, train_client, train_model
+from fedjax_ht.methods.shared.supervised import batch_loss, train_client, train_model
 
 
 @checked
@@ -70,9 +69,7 @@ def perfedavg(
 
             def of_part(w, number):
                 part = jax.tree.map(lambda a: a[number::parts], batch)
-                own = jax.random.fold_in(key, number)
-                rows, new = batch_features(bucket, w, stats, part, own)
-                return bucket.task.loss(logits(bucket, w, rows), part.y, part.mask), new
+                return batch_loss(bucket, w, stats, part, jax.random.fold_in(key, number))
 
             slope_of = jax.value_and_grad(of_part, has_aux=True)
 

@@ -36,7 +36,7 @@ import optax
 
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import features, logits
+from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.methods.shared import small_part
@@ -44,6 +44,7 @@ from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.mutual import receive_shared
 from fedjax_ht.methods.shared.small_part import Mixer, mixed_features, train_mixed
+from fedjax_ht.methods.shared.supervised import batch_features
 
 
 def mix(bucket, params, rows, x):
@@ -80,12 +81,12 @@ def pfedafm(
         beside = bucket.shared
 
         def loss(params, stats, batch: Batch, key) -> Loss:
-            rows, stats = features(beside, params, stats, batch.x, batch.mask, train=True, key=key)
+            rows, stats = batch_features(beside, params, stats, batch, key)
             scores = logits(bucket, client["params"], rows)
             return Loss(bucket.task.loss(scores, batch.y, batch.mask), stats)
 
         params, stats = client["shared"]["params"], client["shared"]["stats"]
-        result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
+        result = train(training, loss, params, stats, data, key=key)
         return result.params
 
     def client_update(bucket, client, downlink, data, ctx):

@@ -33,15 +33,14 @@ import jax
 
 from fedjax_ht.check.options import SearchRange, Share, Whole, checked
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import image_shape, zeros
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
 from fedjax_ht.methods.shared.small_part import average_part
-from fedjax_ht.methods.shared.supervised import train_client
+from fedjax_ht.methods.shared.supervised import batch_loss, train_client
 from fedjax_ht.models.layers import Conv
 
 CHANNELS = 8  # of the hidden layer
@@ -56,10 +55,10 @@ class Redrawing(nn.Module):
         return nn.relu(Conv(x.shape[-1], 3, padding=1, name="conv2")(hidden))
 
 
-def redrawn(extractor: PyTree, x: jax.Array) -> Array:
-    """Computes G(x), float [B, H, W, C], of images of that shape."""
-    images: PyTree = Redrawing().apply({"params": extractor}, x)
-    return images
+def redrawn(extractor: PyTree, batch: Batch) -> Batch:
+    """Replaces a batch's images x, float [B, H, W, C], by G(x)."""
+    images: PyTree = Redrawing().apply({"params": extractor}, batch.x)
+    return batch._replace(x=images)
 
 
 def require_images(federation: Federation) -> None:
@@ -85,17 +84,13 @@ def pfedes(
     """
     of_extractor = dataclasses.replace(training, epochs=training.epochs + extra_epochs, steps=None)
 
-    def error(bucket: Bucket, params, stats, x, *, batch: Batch, key):
-        rows, stats = features(bucket, params, stats, x, batch.mask, train=True, key=key)
-        return bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask), stats
-
     def train_own(bucket, client, extractor, data, key):
         """Trains the client's model."""
 
         def loss(params, stats, batch: Batch, key) -> Loss:
-            plain, stats = error(bucket, params, stats, batch.x, batch=batch, key=key)
-            other_key, x = jax.random.fold_in(key, 1), redrawn(extractor, batch.x)
-            drawn, stats = error(bucket, params, stats, x, batch=batch, key=other_key)
+            plain, stats = batch_loss(bucket, params, stats, batch, key)
+            other_key, batch = jax.random.fold_in(key, 1), redrawn(extractor, batch)
+            drawn, stats = batch_loss(bucket, params, stats, batch, other_key)
             return Loss((1 - mu) * plain + mu * drawn, stats)
 
         client, result = train_client(training, loss, bucket, client, data, key)
@@ -105,13 +100,11 @@ def pfedes(
         """Trains the extractor through the client's model."""
 
         def loss(extractor, stats, batch: Batch, key) -> Loss:
-            x = redrawn(extractor, batch.x)
-            value, _ = error(bucket, client["params"], client["stats"], x, batch=batch, key=key)
+            drawn = redrawn(extractor, batch)
+            value, _ = batch_loss(bucket, client["params"], client["stats"], drawn, key)
             return Loss(value, stats)
 
-        result = train(
-            of_extractor, loss, extractor, (), data, key=key, num_classes=bucket.num_classes
-        )
+        result = train(of_extractor, loss, extractor, (), data, key=key)
         return result.params
 
     def init_server(federation, key):

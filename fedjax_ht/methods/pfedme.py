@@ -21,6 +21,7 @@ Settled here:
   theta_i's, and stay with the client.
 """
 
+import functools
 from typing import Annotated
 
 import jax
@@ -29,14 +30,14 @@ from jax import lax
 
 from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, checked, traced
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import head_scores, logits
+from fedjax_ht.core.bucket import head_scores
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.architectures import averaging_method, mean_parts
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import pull
 from fedjax_ht.methods.shared.personal import begin_as_received
-from fedjax_ht.methods.shared.supervised import batch_features
+from fedjax_ht.methods.shared.supervised import batch_loss
 
 
 @checked
@@ -70,14 +71,12 @@ def pfedme(
         def loss(w, state, batch: Batch, key) -> Loss:
             near = pull(lam, lax.stop_gradient(w))
 
-            def of_task(theta, stats, key):
-                rows, stats = batch_features(bucket, theta, stats, batch, key)
-                return bucket.task.loss(logits(bucket, theta, rows), batch.y, batch.mask), stats
+            slope_of = jax.value_and_grad(functools.partial(batch_loss, bucket), has_aux=True)
 
             def step(number, carry):
                 (theta, stats), _ = carry
-                slope_of = jax.value_and_grad(of_task, has_aux=True)
-                (value, stats), slope = slope_of(theta, stats, jax.random.fold_in(key, number))
+                own = jax.random.fold_in(key, number)
+                (value, stats), slope = slope_of(theta, stats, batch, own)
                 slope = jax.tree.map(jnp.add, slope, near(theta))
                 theta = jax.tree.map(lambda t, g: t - personal_lr * g, theta, slope)
                 return (theta, stats), value
@@ -88,8 +87,7 @@ def pfedme(
             return Loss(value + lam / 2 * sum(jax.tree.leaves(away)), state)
 
         state = downlink, client["stats"]
-        classes = bucket.num_classes
-        result = train(training, loss, downlink, state, data, key=ctx.key, num_classes=classes)
+        result = train(training, loss, downlink, state, data, key=ctx.key)
         theta, stats = result.stats
         uplink = ModelUplink(result.params, sent_samples(ctx, weighting))
         return client | {"params": theta, "stats": stats}, uplink, {"loss": result.loss}

@@ -12,12 +12,13 @@ import jax
 import optax
 
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, init_variables, logits
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.supervised import batch_features
 
 
 class Outputs(NamedTuple):
@@ -109,7 +110,7 @@ def train_pair(
     assert beside is not None  # as in every bucket of clients
 
     def outputs(part: Bucket, params, stats, batch: Batch, key):
-        rows, stats = features(part, params, stats, batch.x, batch.mask, train=True, key=key)
+        rows, stats = batch_features(part, params, stats, batch, key)
         return Outputs(rows, logits(part, params, rows)), stats
 
     def as_teacher(outputs: Outputs) -> Outputs:
@@ -128,7 +129,7 @@ def train_pair(
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
     # An optimizer then clips the gradient norm of one model, not of both.
     training = in_parts(training, dict.fromkeys(params, training.optimizer))
-    result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
+    result = train(training, loss, params, stats, data, key=ctx.key)
     params, stats = result.params, result.stats
     client = client | {"params": params["own"], "stats": stats["own"]}
     client = take_shared(client, params=params["shared"], stats=stats["shared"])

@@ -330,9 +330,7 @@ def train_on_pairs(
     in_passes = options.in_passes and data.trainer is None
     if in_passes:
         stats, loss_fn = {"model": stats, "step": jnp.int32(0)}, loss_in_passes
-    result = train(
-        training, loss_fn, params, stats, data, key=ctx.key, num_classes=bucket.num_classes
-    )
+    result = train(training, loss_fn, params, stats, data, key=ctx.key)
     if in_passes:
         result = result._replace(stats=result.stats["model"])
     return {"params": result.params["model"], "stats": result.stats}, result

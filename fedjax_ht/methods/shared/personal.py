@@ -10,12 +10,13 @@ import jax
 import optax
 
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, features, init_variables, logits
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared.mutual import in_parts, take_shared
+from fedjax_ht.methods.shared.supervised import batch_loss
 
 # ({"own", "shared", "beside"}: trained parameters) -> the personal model's parameters
 Personal = Callable[[PyTree], PyTree]
@@ -73,22 +74,18 @@ def train_both(
       sum of both.
     """
 
-    def loss_of(params: PyTree, stats: PyTree, batch: Batch, key) -> tuple[jax.Array, PyTree]:
-        rows, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
-        return bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask), stats
-
     def loss(params, stats, batch: Batch, key) -> Loss:
-        shared, shared_stats = loss_of(params["shared"], stats["shared"], batch, key)
+        shared, shared_stats = batch_loss(bucket, params["shared"], stats["shared"], batch, key)
         mixed = personal(params | {"shared": jax.lax.stop_gradient(params["shared"])})
         key = jax.random.fold_in(key, 1)
-        private, stats = loss_of(mixed, stats["own"], batch, key)
+        private, stats = batch_loss(bucket, mixed, stats["own"], batch, key)
         return Loss(private + shared, {"own": stats, "shared": shared_stats})
 
     copy = client["shared"]
     params = {"own": client["params"], "shared": copy["params"], "beside": beside}
     stats = {"own": client["stats"], "shared": copy["stats"]}
     training = in_parts(training, optimizers)
-    result = train(training, loss, params, stats, data, key=ctx.key, num_classes=bucket.num_classes)
+    result = train(training, loss, params, stats, data, key=ctx.key)
     params, stats = result.params, result.stats
     client = take_shared(client, params=params["shared"], stats=stats["shared"])
     return client | {"params": params["own"], "stats": stats["own"]}, params["beside"], result

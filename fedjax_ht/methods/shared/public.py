@@ -14,14 +14,15 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import forward_batch, take_batch
-from fedjax_ht.core.bucket import Bucket, features, head_scores, logits
+from fedjax_ht.core.bucket import Bucket, head_scores, logits
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, train
+from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.supervised import batch_features, train_client
 
 # (logits float [B, C], targets float [B, C], mask bool [B]) -> scalar
 Distance = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -187,22 +188,11 @@ def digest(
     shown = on_split(data._replace(labels=rows), chosen)
 
     def loss(params, stats, batch, key) -> Loss:
-        representations, stats = features(
-            bucket, params, stats, batch.x, batch.mask, train=True, key=key
-        )
+        representations, stats = batch_features(bucket, params, stats, batch, key)
         scores = logits(bucket, params, representations)
         return Loss(distance(scores, values[batch.y], batch.mask), stats)
 
-    result = train(
-        recipe,
-        loss,
-        model["params"],
-        model["stats"],
-        shown,
-        key=key,
-        num_classes=bucket.num_classes,
-    )
-    digested = model | {"params": result.params, "stats": result.stats}
+    digested, result = train_client(recipe, loss, bucket, model, shown, key)
     # The first round trains in vain: a sample count of 0 would hide the number of steps from FLOP
     # counts.
     exist = targets.rows.mask.any()

@@ -165,8 +165,7 @@ def train_mixed(
 
     first = {name: parts[name] for name in optimizers}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    recipe, classes = in_parts(training, optimizers), bucket.num_classes
-    result = train(recipe, batch_loss, first, stats, data, key=ctx.key, num_classes=classes)
+    result = train(in_parts(training, optimizers), batch_loss, first, stats, data, key=ctx.key)
     params, stats = parts | result.params, result.stats
     client = take_shared(client, params=params["shared"], stats=stats["shared"])
     client |= {"params": params["own"], "stats": stats["own"], mixer.name: params[mixer.name]}

@@ -31,10 +31,18 @@ def own_classes(data: Data, num_classes: int) -> jax.Array:
 
 
 def batch_features(
-    bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array
+    bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array | None = None
 ) -> tuple[jax.Array, PyTree]:
     """Runs the feature extractor on a training batch, see `core.bucket.features`."""
     return features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+
+
+def batch_loss(
+    bucket: Bucket, params: PyTree, stats: PyTree, batch: Batch, key: jax.Array | None = None
+) -> tuple[jax.Array, PyTree]:
+    """Computes the task's loss of a training batch, and the new batch statistics."""
+    rows, stats = batch_features(bucket, params, stats, batch, key)
+    return bucket.task.loss(logits(bucket, params, rows), batch.y, batch.mask), stats
 
 
 def train_client(
@@ -53,6 +61,26 @@ def train_client(
     params, stats = client["params"], client["stats"]
     result = train(training, loss, params, stats, data, key=key, num_classes=bucket.num_classes)
     return client | {"params": result.params, "stats": result.stats}, result
+
+
+def train_beside(
+    training: LocalTraining, loss: LossFn, name: str, client: PyTree, data: Data, key: jax.Array
+) -> tuple[PyTree, TrainingResult]:
+    """Trains a client's model together with another entry of its state.
+
+    Args:
+      training: the recipe of local training.
+      loss: the loss of a batch, for parameters {"model", name}.
+      name: the entry.
+      client, data, key: as for `train_client`.
+
+    Returns:
+      The client with new "params", "stats" and entry, and the result of the training.
+    """
+    params = {"model": client["params"], name: client[name]}
+    result = train(training, loss, params, client["stats"], data, key=key)
+    new = {"params": result.params["model"], "stats": result.stats, name: result.params[name]}
+    return client | new, result
 
 
 def train_model(
