@@ -97,7 +97,7 @@ def dsfl(
         return Server(targets, init_variables(server_bucket(federation), key))
 
     def broadcast(federation, bucket, server, ctx):
-        return public.send(federation, server.targets, ctx)
+        return public.send(federation, bucket, server.targets, ctx)
 
     def probabilities(bucket, client, x, mask):
         return jax.nn.softmax(head_scores(bucket, client, x, mask))

@@ -31,7 +31,6 @@ import optax
 from jax import lax
 
 from fedjax_ht.check.options import Within, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import take_batch
 from fedjax_ht.core.bucket import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining
@@ -40,7 +39,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.corrections import in_unit_interval
-from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.shared.mutual import average_copies, init_pair, take_shared, train_pair
 
 BATCH = 64  # samples a step on the adaptability set
 EPOCHS, LEARNING_RATE = 10, 1e-3  # of the training of w
@@ -165,10 +164,6 @@ def fedapen(
         client, _, result = train_pair(training, bucket, client, data=kept, ctx=ctx, losses=losses)
         return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
 
-    def server_update(federation, server, received, ctx):
-        received = gather_received(received)
-        return mean_of_copies(received.uplink, received, server)[0], {}
-
     def predict(bucket, client, downlink, x, mask):
         private, shared = both_scores(bucket, client, x, mask)
         together = ensemble(client["weight"], private, shared)
@@ -181,7 +176,7 @@ def fedapen(
         init_client=init_client,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_copies,
         predict=predict,
         rules=("ensemble", "head", "shared"),
         wire=Wire(server_reads="sums"),

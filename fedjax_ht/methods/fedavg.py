@@ -15,14 +15,7 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
-from fedjax_ht.core.trees import select
-from fedjax_ht.methods.shared.averaging import (
-    ModelUplink,
-    Weighting,
-    client_weights,
-    sent_samples,
-    weighted_mean,
-)
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, mean_model, sent_samples
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -65,10 +58,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
 
     def server_update(federation, server, received, ctx):
         (received,) = received.values()
-        weights = client_weights(received, received.uplink.num_samples)
-        new = weighted_mean(received.uplink.params, weights)
-        # A round in which only clients without samples arrive has no mean.
-        return select(weights.any(), new, server), {}
+        return mean_model(server, received), {}
 
     return Method(
         name="fedavg",

@@ -65,9 +65,6 @@ def fedhenn(
     def init_server(federation, key):
         return public.no_targets(public_per_round, public_per_round)
 
-    def broadcast(federation, bucket, server, ctx):
-        return public.send(federation, server, ctx)
-
     def client_update(bucket, client, downlink, data, ctx):
         targets = public.received_targets(downlink)
         mean, everyone = dense(targets.rows), jnp.ones(public_per_round, bool)
@@ -90,7 +87,7 @@ def fedhenn(
         training=training,
         needs=Needs(public_samples=public_per_round, classes=False),
         init_server=init_server,
-        broadcast=broadcast,
+        broadcast=public.send,
         client_update=client_update,
         server_update=public.serve_mean,
         wire=Wire(server_reads="sums", redrawn=True),

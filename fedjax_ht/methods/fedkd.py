@@ -68,7 +68,7 @@ from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import mutual
-from fedjax_ht.methods.shared.averaging import set_rows
+from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
 from fedjax_ht.methods.shared.variants import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -354,8 +354,8 @@ def fedkd(
 
     def server_update(federation, server, received, ctx):
         received = gather_received(received)
-        zero = jax.tree.map(jnp.zeros_like, server.params)
-        mean, taught = mutual.mean_of_copies(jax.vmap(unpack)(received.uplink), received, zero)
+        weights = client_weights(received)
+        mean = weighted_mean(jax.vmap(unpack)(received.uplink), weights)
         step = pack(mean, ctx.round)
         answered = set_rows(jnp.zeros_like(server.answered), received, True)
         new = Server(
@@ -364,7 +364,7 @@ def fedkd(
             made=ctx.round,
             answered=answered,
         )
-        return select(taught, new, server), {}
+        return select(weights.any(), new, server), {}
 
     return Method(
         name="fedkd",

@@ -54,7 +54,6 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ht.check.options import Count, NonNegative, Positive, SearchRange, Within, checked
 from fedjax_ht.core.batches import class_means, sum_by_class
@@ -84,11 +83,6 @@ FORMS: Mapping[Variant, Form] = {
     "paper": Form(bandwidths=("median",), bounded=True, antialias=True),
     "released": Form(bandwidths=BANDWIDTHS, bounded=False, antialias=False),
 }
-
-
-def unit(rows: jax.Array) -> jax.Array:
-    """Scales rows float [..., K] to length 1; rows of zeros are unchanged."""
-    return rows * jax.lax.rsqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), 1e-12))
 
 
 @checked
@@ -243,12 +237,12 @@ def fedktl(
 
         def extract(x, mask):
             outputs = outputs_of(bucket, client, x, mask)
-            return unit(outputs) if released else outputs
+            return prototypes.unit(outputs) if released else outputs
 
         sums = sum_by_class(extract, data, bucket.num_classes)
         means = class_means(sums)
         if released:
-            means = unit(means)
+            means = prototypes.unit(means)
         return prototypes.Uplink(Masked(means, sums.counts > 0), ())
 
     def outputs_of(bucket, client, x, mask):

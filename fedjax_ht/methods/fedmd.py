@@ -90,9 +90,6 @@ def fedmd(
     def init_server(federation, key):
         return public.no_targets(public_per_round, federation.num_classes)
 
-    def broadcast(federation, bucket, server, ctx):
-        return public.send(federation, server, ctx)
-
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key, 3)
         if pretrain_epochs:
@@ -125,7 +122,7 @@ def fedmd(
         needs=Needs(public_samples=public_per_round),
         init_client=init_client,
         init_server=init_server,
-        broadcast=broadcast,
+        broadcast=public.send,
         client_update=client_update,
         server_update=public.serve_mean,
         wire=Wire(server_reads="sums", redrawn=True),

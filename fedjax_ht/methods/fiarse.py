@@ -53,10 +53,10 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, SHORTEST, Masked, dense
 from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, mean_or
 from fedjax_ht.methods.shared.norms import entries_of, in_norms
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.methods.shared.variants import Variant, settled
@@ -261,7 +261,7 @@ def fiarse(
                 weights - server_lr * _mean_change(sent.weights, clients),
                 norms - server_lr * _mean_change(sent.norms, clients),
             )
-            stats = select(clients.any(), weighted_mean(sent.stats, clients), old.stats)
+            stats = mean_or(old.stats, sent.stats, clients)
             new.append(served(bucket, params, stats))
         return new, {}
 

@@ -40,11 +40,11 @@ from fedjax_ht.core.contract import keeps_statistics
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
-from fedjax_ht.core.trees import PyTree, join_trees, select
+from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import slicing
-from fedjax_ht.methods.shared.averaging import client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, mean_or, sent_samples
 from fedjax_ht.methods.shared.supervised import batch_features
 from fedjax_ht.models.sliced import parameter_axes
 
@@ -240,4 +240,4 @@ def _mean_stats(old: PyTree, uploads: list[tuple[PyTree, jax.Array]]) -> PyTree:
         return old
     stats = join_trees(jnp.concatenate, [x for x, _ in uploads])
     weights = jnp.concatenate([w for _, w in uploads])
-    return select(weights.any(), weighted_mean(stats, weights), old)
+    return mean_or(old, stats, weights)

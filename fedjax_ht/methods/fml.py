@@ -26,7 +26,6 @@ import functools
 from typing import Annotated
 
 from fedjax_ht.check.options import SearchRange, Share, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
@@ -78,10 +77,6 @@ def fml(
         )
         return client, client["shared"]["params"], {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        received = gather_received(received)
-        return mutual.mean_of_copies(received.uplink, received, server)[0], {}
-
     return Method(
         name="fml",
         training=training,
@@ -89,7 +84,7 @@ def fml(
         init_client=mutual.init_pair,
         receive=mutual.receive_shared,
         client_update=client_update,
-        server_update=server_update,
+        server_update=mutual.average_copies,
         wire=Wire(server_reads="sums"),
         needs=Needs(classes=released),
     )

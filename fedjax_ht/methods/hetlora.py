@@ -35,11 +35,11 @@ from fedjax_ht.check.options import Count, NonNegative, Part, SearchRange, check
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
-from fedjax_ht.methods.shared.averaging import sent_samples, set_rows, weighted_mean
+from fedjax_ht.methods.shared.averaging import mean_or, sent_samples, set_rows
 from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -174,8 +174,7 @@ def hetlora(
             weights = adapters.sample_weights(uploads)
             if weighting == "norms":
                 weights = jnp.where(weights > 0, norms, 0)
-            mean = weighted_mean(uploads.uplink.rows, weights)
-            rows = select(weights.any(), mean, old.rows)
+            rows = mean_or(old.rows, uploads.uplink.rows, weights)
             models.append(Model(rows, mean_head(old.head, uploads)))
         ranks = server.ranks
         for uploads in received.values() if prune else ():

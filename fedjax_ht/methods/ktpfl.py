@@ -121,7 +121,7 @@ def ktpfl(
 
     def broadcast(federation, bucket, server, ctx):
         rows = server.shared.rows._replace(values=server.targets[ctx.info.id])
-        return public.send(federation, server.shared._replace(rows=rows), ctx)
+        return public.send(federation, bucket, server.shared._replace(rows=rows), ctx)
 
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key)

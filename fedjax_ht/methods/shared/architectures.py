@@ -16,8 +16,8 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientUpdate, Method, Needs, Wire
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.shared.averaging import mean_model
 
 
 class Part(NamedTuple):
@@ -161,11 +161,7 @@ def mean_parts(
     Returns:
       The new shared parameters of each group; weights are those of `averaging.client_weights`.
     """
-    new = []
-    for uploads, old in zip(joined(federation, received, part), parts):
-        weights = client_weights(uploads, uploads.uplink.num_samples)
-        new.append(select(weights.any(), weighted_mean(uploads.uplink.params, weights), old))
-    return new
+    return [mean_model(old, x) for old, x in zip(parts, joined(federation, received, part))]
 
 
 def apart_from_mean(

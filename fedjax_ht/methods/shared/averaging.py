@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.reductions import weighted_sum
-from fedjax_ht.core.trees import HostArray, PyTree
+from fedjax_ht.core.trees import HostArray, PyTree, select
 from fedjax_ht.core.wire import Metadata, over_rows
 
 Weighting = Literal["samples", "uniform"]
@@ -79,6 +79,17 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     """
     tiny = jnp.finfo(jnp.float32).tiny
     return weighted_sum(stacked, weights / jnp.maximum(jnp.sum(weights), tiny))
+
+
+def mean_or(old: PyTree, stacked: PyTree, weights: jax.Array) -> PyTree:
+    """Computes the `weighted_mean` of stacked arrays; returns `old` if all weights are zero."""
+    return select(weights.any(), weighted_mean(stacked, weights), old)
+
+
+def mean_model(old: PyTree, received: Received) -> PyTree:
+    """Averages uploads of type `ModelUplink`; returns `old` if no client with samples arrived."""
+    uplink = received.uplink
+    return mean_or(old, uplink.params, client_weights(received, uplink.num_samples))
 
 
 def set_rows(

@@ -13,14 +13,9 @@ from fedjax_ht.core.bucket import Bucket, start_from
 from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import (
-    Weighting,
-    client_weights,
-    sent_samples,
-    weighted_mean,
-)
+from fedjax_ht.methods.shared.averaging import Weighting, client_weights, mean_or, sent_samples
 
 Bias = Literal["first", "last"]
 """The position of a class's bias in its row of a linear head."""
@@ -105,4 +100,4 @@ def mean_head(head: PyTree, received: Received) -> PyTree:
       The new global head; weights are those of `averaging.client_weights`.
     """
     weights = client_weights(received, received.uplink.num_samples)
-    return select(weights.any(), weighted_mean(received.uplink.head, weights), head)
+    return mean_or(head, received.uplink.head, weights)

@@ -11,13 +11,15 @@ from typing import NamedTuple
 import jax
 import optax
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, logits
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.shared.averaging import client_weights, mean_or
 from fedjax_ht.methods.shared.supervised import batch_features
 
 
@@ -136,16 +138,12 @@ def train_pair(
     return client, params["beside"], result
 
 
-def mean_of_copies(copies: PyTree, received: Received, server: PyTree) -> tuple[PyTree, jax.Array]:
-    """Computes the uniform mean over the clients that arrived and have samples.
+def average_copies(
+    federation: Federation, server: PyTree, received: dict[str, Received], ctx: Context
+) -> tuple[PyTree, Metrics]:
+    """Averages the copies uniformly; a `Method.server_update`.
 
-    Args:
-      copies: pytree stacked over the participants, [P, ...].
-      received: the uplinks, in the order of `gather_received`.
-      server: a pytree of the copies' structure.
-
-    Returns:
-      The mean, or `server` if no such client arrived; and a bool scalar, True if any arrived.
+    The server keeps its parameters if no client with samples arrived.
     """
-    weights = client_weights(received)
-    return select(weights.any(), weighted_mean(copies, weights), server), weights.any()
+    joined = gather_received(received)
+    return mean_or(server, joined.uplink, client_weights(joined)), {}

@@ -103,10 +103,14 @@ def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulari
     return penalty
 
 
+def unit(rows: jax.Array) -> jax.Array:
+    """Scales rows float [..., K] to length 1; rows of zeros are unchanged."""
+    return rows * jax.lax.rsqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), TINY))
+
+
 def cosines_to(rows: jax.Array, targets: jax.Array) -> jax.Array:
     """Computes the cosines float [B, C] of rows [B, K] and targets [C, K]; 0 if either is zero."""
-    squares = jnp.sum(targets * targets, -1, keepdims=True)
-    return cosines(rows, (targets * jax.lax.rsqrt(jnp.maximum(squares, TINY))).T)
+    return cosines(rows, unit(targets).T)
 
 
 def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:

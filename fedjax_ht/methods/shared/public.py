@@ -71,8 +71,8 @@ def draw(federation: Federation, samples: int, ctx: Context) -> jax.Array:
     return chosen.astype(jnp.int32)
 
 
-def send(federation: Federation, targets: Targets, ctx: Context) -> Downlink:
-    """Returns the downlink with targets and the samples requested in this round."""
+def send(federation: Federation, bucket: Bucket, targets: Targets, ctx: Context) -> Downlink:
+    """Sends targets and the samples requested in this round; a `Method.broadcast`."""
     rows, positions = targets
     named = Masked(positions, rows.mask, FIRST_ROWS)
     requested = draw(federation, len(positions), ctx)

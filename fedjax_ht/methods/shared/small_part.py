@@ -20,8 +20,8 @@ from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
+from fedjax_ht.core.trees import PyTree
+from fedjax_ht.methods.shared.averaging import mean_model
 from fedjax_ht.methods.shared.mutual import in_parts, init_pair, take_shared
 from fedjax_ht.methods.shared.supervised import batch_features
 
@@ -73,9 +73,7 @@ def average_part(
 
     The server keeps its part if no client with samples arrived.
     """
-    joined = gather_received(received)
-    weights = client_weights(joined, joined.uplink.num_samples)
-    return select(weights.any(), weighted_mean(joined.uplink.params, weights), server), {}
+    return mean_model(server, gather_received(received)), {}
 
 
 def require_shared_width(name: str) -> Callable[[Federation], None]:
