@@ -28,8 +28,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared import adapters
-from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
-from fedjax_ht.methods.shared.averaging import sent_samples
+from fedjax_ht.methods.shared.adapters import Model, Rows
 from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
@@ -141,16 +140,9 @@ def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Me
         rows = adapters.first_rows(model.rows, extractor.rank)
         return model._replace(rows=adapters.scaled(rows, 1 / extractor.scale, (B,)))
 
-    def receive(bucket, client, downlink, data, ctx):
-        base = adapters.from_rows(downlink.rows)
-        return client | {"params": {"base": base, "head": downlink.head}}
-
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        params = client["params"]
-        rows = adapters.to_rows(params["base"])
-        uplink = AdapterUplink(rows, params["head"], sent_samples(ctx, "samples"))
-        return client, uplink, {"loss": result.loss}
+        return client, adapters.uplink_of(client, ctx), {"loss": result.loss}
 
     def prepare(family, bucket, uplink):
         rows = adapters.scaled(uplink.rows, adapters.adapted(bucket).scale, (B,))
@@ -172,7 +164,7 @@ def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Me
         check=adapters.require_adapters(name),
         init_server=adapters.init_models,
         broadcast=broadcast,
-        receive=receive,
+        receive=adapters.receive_model,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(positions="nested"),

@@ -39,7 +39,7 @@ from fedjax_ht.core.trees import PyTree, select, zeros_of
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Rows
-from fedjax_ht.methods.shared.averaging import sent_samples, set_rows
+from fedjax_ht.methods.shared.averaging import set_rows
 from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
@@ -189,7 +189,8 @@ def flora(training: LocalTraining) -> Method:
 
     def init_client(bucket, ctx):
         client = init_variables(bucket, ctx.key)
-        form = jax.eval_shape(lambda base: products_of(adapters.to_rows(base)), _base(client))
+        base = client["params"]["base"]
+        form = jax.eval_shape(lambda base: products_of(adapters.to_rows(base)), base)
         total = zeros_of(form)
         return client | {"total": total, "merged": jnp.int32(NEVER)}
 
@@ -207,9 +208,7 @@ def flora(training: LocalTraining) -> Method:
     def client_update(bucket, client, downlink, data, ctx):
         merged = adapters.with_products(bucket, client["total"])
         client, result = train_model(training, merged, client, data, ctx)
-        rows = adapters.to_rows(_base(client))
-        uplink = AdapterUplink(rows, client["params"]["head"], sent_samples(ctx, "samples"))
-        return client, uplink, {"loss": result.loss}
+        return client, adapters.uplink_of(client, ctx), {"loss": result.loss}
 
     def predict(bucket, client, downlink, x, mask):
         merged = adapters.with_products(bucket, client["total"])
@@ -252,10 +251,6 @@ def flora(training: LocalTraining) -> Method:
         wire=Wire(positions="own", redrawn=True),
         view=View(features=features),
     )
-
-
-def _base(client: PyTree) -> PyTree:
-    return client["params"]["base"]
 
 
 def _places(federation, family: list[Bucket]) -> tuple[np.ndarray, int]:

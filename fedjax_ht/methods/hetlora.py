@@ -38,8 +38,8 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
 from fedjax_ht.methods.shared import adapters
-from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
-from fedjax_ht.methods.shared.averaging import mean_or, sent_samples, set_rows
+from fedjax_ht.methods.shared.adapters import Model, Rows
+from fedjax_ht.methods.shared.averaging import mean_or, set_rows
 from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 
@@ -125,10 +125,6 @@ def hetlora(
             rows = sent_rows(rows, server.ranks[ctx.info.id])
         return model._replace(rows=rows)
 
-    def receive(bucket, client, downlink, data, ctx):
-        base = adapters.from_rows(dense(downlink.rows))
-        return client | {"params": {"base": base, "head": downlink.head}}
-
     def tail(params: PyTree, first: jax.Array) -> jax.Array:
         return tail_norms(adapters.to_rows(params["base"]), first)
 
@@ -154,11 +150,9 @@ def hetlora(
     def client_update(bucket, client, downlink, data, ctx):
         if prune:
             client, rows, loss = train_and_prune(bucket, client, downlink, data, ctx)
-        else:
-            client, result = train_model(training, bucket, client, data, ctx)
-            rows, loss = adapters.to_rows(client["params"]["base"]), result.loss
-        uplink = AdapterUplink(rows, client["params"]["head"], sent_samples(ctx, "samples"))
-        return client, uplink, {"loss": loss}
+            return client, adapters.uplink_of(client, ctx)._replace(rows=rows), {"loss": loss}
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, adapters.uplink_of(client, ctx), {"loss": result.loss}
 
     def prepare(family, bucket, uplink):
         extractor, rows = adapters.adapted(bucket), dense(uplink.rows)
@@ -187,7 +181,7 @@ def hetlora(
         check=adapters.require_adapters("hetlora"),
         init_server=init_server,
         broadcast=broadcast,
-        receive=receive,
+        receive=adapters.receive_model,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(positions="nested"),

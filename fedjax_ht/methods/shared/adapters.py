@@ -18,13 +18,14 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import Bucket, init_variables, with_frozen
-from fedjax_ht.core.context import Received
+from fedjax_ht.core.context import Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.module_checks import FROZEN
 from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import client_weights
+from fedjax_ht.core.wire import Metadata, dense
+from fedjax_ht.methods.shared.averaging import client_weights, sent_samples
 from fedjax_ht.models.adapters import (
     A,
     Adapted,
@@ -272,6 +273,20 @@ def sample_weights(received: Received) -> jax.Array:
 
 
 # Clients
+
+
+def receive_model(
+    bucket: Bucket, client: PyTree, downlink: Model, data: Data, ctx: Context
+) -> PyTree:
+    """Takes the server's adapters and head; a `Method.receive`."""
+    base = from_rows(dense(downlink.rows))
+    return client | {"params": {"base": base, "head": downlink.head}}
+
+
+def uplink_of(client: PyTree, ctx: Context) -> AdapterUplink:
+    """Makes an upload of a client's adapters and head."""
+    params = client["params"]
+    return AdapterUplink(to_rows(params["base"]), params["head"], sent_samples(ctx, "samples"))
 
 
 def plain_model(bucket: Bucket, model: PyTree) -> tuple[nn.Module, PyTree]:

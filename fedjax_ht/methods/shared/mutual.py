@@ -16,7 +16,7 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, logits
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn, TrainingResult, train
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.averaging import client_weights, mean_or
@@ -79,6 +79,41 @@ def in_parts(
     return dataclasses.replace(training, optimizer=by_part(optimizers))
 
 
+def train_parts(
+    training: LocalTraining,
+    loss: LossFn,
+    client: PyTree,
+    beside: PyTree,
+    *,
+    data: Data,
+    key: jax.Array,
+    optimizers: Mapping[str, optax.GradientTransformation],
+) -> tuple[PyTree, PyTree, TrainingResult]:
+    """Trains both models of a client, or parts of them, and further parameters on one loss.
+
+    Args:
+      training: the recipe of local training.
+      loss: the loss of a batch, for the trained parts and stats {"own", "shared"}.
+      client: a state as `init_pair` makes it.
+      beside: further parts by name, which are not of the state.
+      data, key: as for `local_training.train`.
+      optimizers: "own", "shared" or a further name -> the optimizer of that part; a part without
+        one is not trained.
+
+    Returns:
+      The client's new state, the new further parts, and the result of the training.
+    """
+    # These names set the order of the leaves, and with it the keys of DP-SGD's noise.
+    parts = {"own": client["params"], "shared": client["shared"]["params"]} | beside
+    stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
+    trained = {name: parts[name] for name in optimizers}
+    result = train(in_parts(training, optimizers), loss, trained, stats, data, key=key)
+    params, stats = parts | result.params, result.stats
+    client = take_shared(client, params=params["shared"], stats=stats["shared"])
+    client = client | {"params": params["own"], "stats": stats["own"]}
+    return client, {name: params[name] for name in beside}, result
+
+
 def train_pair(
     training: LocalTraining,
     bucket: Bucket,
@@ -126,16 +161,12 @@ def train_pair(
         _, shared_loss = losses(as_teacher(private), shared, batch, params["beside"])
         return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
 
-    # These names set the order of the leaves, and with it the keys of DP-SGD's noise.
-    params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
-    stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    # An optimizer then clips the gradient norm of one model, not of both.
-    training = in_parts(training, dict.fromkeys(params, training.optimizer))
-    result = train(training, loss, params, stats, data, key=ctx.key)
-    params, stats = result.params, result.stats
-    client = client | {"params": params["own"], "stats": stats["own"]}
-    client = take_shared(client, params=params["shared"], stats=stats["shared"])
-    return client, params["beside"], result
+    # An optimizer clips the gradient norm of one model, not of both.
+    optimizers = dict.fromkeys(("own", "shared", "beside"), training.optimizer)
+    client, extras, result = train_parts(
+        training, loss, client, {"beside": extra}, data=data, key=ctx.key, optimizers=optimizers
+    )
+    return client, extras["beside"], result
 
 
 def average_copies(

@@ -12,10 +12,10 @@ import optax
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.mutual import in_parts, take_shared
+from fedjax_ht.methods.shared.mutual import take_shared, train_parts
 from fedjax_ht.methods.shared.supervised import batch_loss
 
 # ({"own", "shared", "beside"}: trained parameters) -> the personal model's parameters
@@ -81,11 +81,7 @@ def train_both(
         private, stats = batch_loss(bucket, mixed, stats["own"], batch, key)
         return Loss(private + shared, {"own": stats, "shared": shared_stats})
 
-    copy = client["shared"]
-    params = {"own": client["params"], "shared": copy["params"], "beside": beside}
-    stats = {"own": client["stats"], "shared": copy["stats"]}
-    training = in_parts(training, optimizers)
-    result = train(training, loss, params, stats, data, key=ctx.key)
-    params, stats = result.params, result.stats
-    client = take_shared(client, params=params["shared"], stats=stats["shared"])
-    return client | {"params": params["own"], "stats": stats["own"]}, params["beside"], result
+    client, extras, result = train_parts(
+        training, loss, client, {"beside": beside}, data=data, key=ctx.key, optimizers=optimizers
+    )
+    return client, extras["beside"], result

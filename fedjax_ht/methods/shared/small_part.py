@@ -18,11 +18,11 @@ from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, own_features
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.averaging import mean_model
-from fedjax_ht.methods.shared.mutual import in_parts, init_pair, take_shared
+from fedjax_ht.methods.shared.mutual import init_pair, take_shared, train_parts
 from fedjax_ht.methods.shared.supervised import batch_features
 
 
@@ -146,8 +146,8 @@ def train_mixed(
     """
     beside = bucket.shared
     assert beside is not None  # as in every bucket of clients
-    parts = {"own": client["params"], "shared": client["shared"]["params"]}
-    parts |= {mixer.name: client[mixer.name]}
+    mixing = {mixer.name: client[mixer.name]}
+    parts = {"own": client["params"], "shared": client["shared"]["params"]} | mixing
 
     def batch_loss(trained, stats, batch: Batch, key) -> Loss:
         params, shared_key = parts | trained, jax.random.fold_in(key, 1)
@@ -161,10 +161,7 @@ def train_mixed(
         stats = {"own": private_stats, "shared": shared_stats}
         return Loss(loss(params, mixed, batch), stats)
 
-    first = {name: parts[name] for name in optimizers}
-    stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
-    result = train(in_parts(training, optimizers), batch_loss, first, stats, data, key=ctx.key)
-    params, stats = parts | result.params, result.stats
-    client = take_shared(client, params=params["shared"], stats=stats["shared"])
-    client |= {"params": params["own"], "stats": stats["own"], mixer.name: params[mixer.name]}
-    return client, result
+    client, mixing, result = train_parts(
+        training, batch_loss, client, mixing, data=data, key=ctx.key, optimizers=optimizers
+    )
+    return client | mixing, result
