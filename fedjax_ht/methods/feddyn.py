@@ -51,14 +51,6 @@ class Server(NamedTuple):
     drift: PyTree
 
 
-def mean_of_slopes(federation, server, clients):
-    """Subtracts the mean of the clients' slopes from the server's drift; a `View.invariant`."""
-    drifts = [group.drift for group in server]
-    return architectures.apart_from_mean(
-        federation, drifts, clients, kept=lambda state: state["slope"]
-    )
-
-
 @checked
 def feddyn(
     training: LocalTraining, alpha: Annotated[Positive, SearchRange(0.01, 1.0)] = 0.1
@@ -117,5 +109,5 @@ def feddyn(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
-        view=View(invariant=mean_of_slopes),
+        view=View(invariant=architectures.apart_from_mean("drift", kept="slope")),
     )

@@ -53,14 +53,6 @@ class Pair(NamedTuple):
     control: PyTree
 
 
-def mean_of_controls(federation, server, clients):
-    """Subtracts the mean of the clients' control variates from the server's; a `View.invariant`."""
-    controls = [pair.control for pair in server]
-    return architectures.apart_from_mean(
-        federation, controls, clients, kept=lambda state: state["control"]
-    )
-
-
 @checked
 def scaffold(
     training: LocalTraining, server_lr: Annotated[Positive, SearchRange(0.1, 1.0)] = 1.0
@@ -132,5 +124,5 @@ def scaffold(
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),
-        view=View(invariant=mean_of_controls),
+        view=View(invariant=architectures.apart_from_mean("control", kept="control")),
     )

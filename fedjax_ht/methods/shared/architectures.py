@@ -164,25 +164,23 @@ def mean_parts(
     return [mean_model(old, x) for old, x in zip(parts, joined(federation, received, part))]
 
 
-def apart_from_mean(
-    federation: Federation,
-    values: list[PyTree],
-    clients: dict[str, PyTree],
-    *,
-    kept: Callable[[PyTree], PyTree],
-) -> list[PyTree]:
-    """Subtracts the mean over each group's clients from the server's value; for `View.invariant`.
+def apart_from_mean(name: str, kept: str) -> Callable[..., list[PyTree]]:
+    """Makes a `View.invariant`: the server's value of each group less the mean over its clients.
 
     Args:
-      federation: the federation, whose buckets form the groups.
-      values: the server's value for each group.
-      clients: bucket name -> states, stacked; clients without a row count as zeros.
-      kept: (stacked states) -> the values that clients keep.
+      name: the value's field in the server's state of a group.
+      kept: the entry of a client's state; clients without a row count as zeros.
     """
-    apart = []
-    for group, value, size in zip(groups_of(federation), values, sizes_of(federation)):
-        for bucket in group:
-            shares = jax.tree.map(lambda rows, n=size: rows.sum(0) / n, kept(clients[bucket.name]))
-            value = jax.tree.map(jnp.subtract, value, shares)
-        apart.append(value)
-    return apart
+
+    def invariant(federation: Federation, server: list, clients: dict[str, PyTree]):
+        apart = []
+        for group, state, size in zip(groups_of(federation), server, sizes_of(federation)):
+            value = getattr(state, name)
+            for bucket in group:
+                rows = clients[bucket.name][kept]
+                shares = jax.tree.map(lambda x, n=size: x.sum(0) / n, rows)
+                value = jax.tree.map(jnp.subtract, value, shares)
+            apart.append(value)
+        return apart
+
+    return invariant
