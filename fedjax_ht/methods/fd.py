@@ -28,13 +28,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.core.trees import select
-from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean, sample_prototype_mse
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import batch_features, train_client
@@ -84,8 +81,7 @@ def fd(
     distance = REGULARISERS[regulariser]
 
     def init_server(federation, key):  # Z; its mask marks the classes that have been uploaded
-        c = federation.num_classes
-        return Masked(jnp.zeros((c, c)), jnp.zeros(c, bool))
+        return prototypes.no_prototypes(federation.num_classes, federation.num_classes)
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params, stats, batch: Batch, key) -> Loss:
@@ -101,18 +97,11 @@ def fd(
         assert result.class_sums is not None  # since the loss returns rows
         return client, prototypes.prototype_uplink(result.class_sums), {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        values, present = prototypes.uploaded(gather_received(received))
-        new = Masked(prototypes.mean_by_class(values, present), present.any(0))
-        # A round in which only clients without samples arrive keeps Z.
-        new = select(present.any(), new, server)
-        return new, {"classes": new.mask.sum()}
-
     return Method(
         name="fd",
         training=training,
         init_server=init_server,
         client_update=client_update,
-        server_update=server_update,
+        server_update=prototypes.serve_means,
         wire=Wire(server_reads="sums"),
     )

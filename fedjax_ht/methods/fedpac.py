@@ -208,8 +208,7 @@ def fedpac(
         for (bucket, *_), model in zip(groups_of(federation), init_parts(federation, key)):
             n, shape = federation.num_clients, (federation.num_classes, bucket.feature_dim)
             heads = jax.tree.map(lambda x, n=n: jnp.broadcast_to(x, (n, *x.shape)), model["head"])
-            means = Masked(jnp.zeros(shape), jnp.zeros(shape[0], bool))
-            servers.append(Server(model["base"], heads, means))
+            servers.append(Server(model["base"], heads, prototypes.no_prototypes(*shape)))
         return servers
 
     def broadcast(federation, bucket, server, ctx):

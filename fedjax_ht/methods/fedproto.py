@@ -20,35 +20,17 @@ Settled here:
   client's head.
 """
 
-from typing import Annotated, Literal, NamedTuple
-
-import jax
-import jax.numpy as jnp
+from typing import Annotated, Literal
 
 from fedjax_ht.check.options import NonNegative, SearchRange, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
-from fedjax_ht.core.trees import select
-from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.methods.shared.variants import Variant, settled
 
 FORMS = prototypes.FORMS  # values of options that default to None, by variant
-
-
-class Server(NamedTuple):
-    """The prototypes of the last round.
-
-    Attributes:
-      prototypes: float32 [C, K].
-      available: bool [C], the classes that have a prototype.
-    """
-
-    prototypes: jax.Array
-    available: jax.Array
 
 
 @checked
@@ -82,14 +64,7 @@ def fedproto(
     while_training = variant == "released"  # prototypes average the features of training steps
 
     def init_server(federation, key):
-        c, k = federation.num_classes, federation.feature_dim
-        return Server(jnp.zeros((c, k)), jnp.zeros(c, bool))
-
-    def published(server):
-        return Masked(server.prototypes, server.available)
-
-    def broadcast(federation, bucket, server, ctx):
-        return published(server)
+        return prototypes.no_prototypes(federation.num_classes, federation.feature_dim)
 
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
@@ -102,15 +77,6 @@ def fedproto(
         assert sums is not None  # features were gathered, then or now
         return client, prototypes.prototype_uplink(sums, by_samples), {"loss": result.loss}
 
-    def server_update(federation, server, received, ctx):
-        joined = gather_received(received)
-        values, present = prototypes.uploaded(joined)  # [P, C, K], [P, C]
-        weights = joined.uplink.counts.value.values if by_samples else None
-        new = Server(prototypes.mean_by_class(values, present, weights), present.any(0))
-        # A round in which only clients without samples arrive keeps the prototypes.
-        new = select(present.any(), new, server)
-        return new, {"classes": new.available.sum()}
-
     return Method(
         name="fedproto",
         training=training,
@@ -118,11 +84,10 @@ def fedproto(
         init_server=init_server,
         init_client=prototypes.init_client,
         receive=prototypes.receive,
-        broadcast=broadcast,
         client_update=client_update,
-        server_update=server_update,
+        server_update=prototypes.serve_means,
         predict=prototypes.scores,
         rules=prototypes.RULES,
-        view=View(prototypes=published),
+        view=View(prototypes=lambda server: server),
         wire=Wire(server_reads="sums", counts="steps" if while_training else "samples"),
     )

@@ -91,8 +91,7 @@ def fedsa_anchors(
 
     def init_server(federation, key):
         shape = federation.num_classes, federation.feature_dim
-        nothing = Masked(jnp.zeros(shape), jnp.zeros(shape[0], bool))
-        return Server(draw_anchors(key, shape), nothing)
+        return Server(draw_anchors(key, shape), prototypes.no_prototypes(*shape))
 
     def init_client(bucket, ctx):
         return prototypes.init_client(bucket, ctx) | {"gap": jnp.float32(0)}

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.fd import fd
 from fedjax_ht.methods.fedgh import fedgh
-from fedjax_ht.methods.fedproto import Server, fedproto
+from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from tests import tiny
 from tests.alignment_steps import epoch_orders, valid_rows
@@ -23,14 +23,11 @@ from tests.tiny import BATCHES, BUCKET, FEDERATION, LABELS, LR, TRAINING, C, K
 
 CLASSES = {0: [0, 2], 1: [1, 2], 2: [2]}  # nobody has class 3
 COUNTS = {0: {0: 5.0, 2: 1.0}, 1: {1: 2.0, 2: 9.0}, 2: {2: 30.0}}
-IN_EVERY_CLASS = jnp.ones(C, bool)
+STALE = Masked(jnp.full((C, K), 77.0), jnp.ones(C, bool))
 SERVERS = {  # the method, and its state after earlier rounds
-    "fedproto": (fedproto(TRAINING), Server(jnp.full((C, K), 77.0), IN_EVERY_CLASS)),
-    "fedproto, samples": (
-        fedproto(TRAINING, weighting="samples"),
-        Server(jnp.full((C, K), 77.0), IN_EVERY_CLASS),
-    ),
-    "fd": (fd(TRAINING), Masked(jnp.full((C, C), 77.0), IN_EVERY_CLASS)),
+    "fedproto": (fedproto(TRAINING), STALE),
+    "fedproto, samples": (fedproto(TRAINING, weighting="samples"), STALE),
+    "fd": (fd(TRAINING), Masked(jnp.full((C, C), 77.0), jnp.ones(C, bool))),
 }
 
 

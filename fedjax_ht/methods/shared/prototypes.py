@@ -11,13 +11,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, ClassSums, class_means, sum_by_class
 from fedjax_ht.core.bucket import Bucket, logits, own_features
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import init_model
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import PyTree
+from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, cosines, sample_prototype_mse
 from fedjax_ht.methods.shared.supervised import Regulariser, own_classes
@@ -148,6 +150,28 @@ def mean_by_class(
     weights = present * (1.0 if weights is None else jnp.where(present, weights, 0))
     total = jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)
     return weighted_sum(prototypes, weights) / total[:, None]
+
+
+def no_prototypes(num_classes: int, width: int) -> Masked:
+    """Returns a server's prototypes before the first upload, Masked [num_classes, width]."""
+    return Masked(jnp.zeros((num_classes, width)), jnp.zeros(num_classes, bool))
+
+
+def serve_means(
+    federation: Federation, server: Masked, received: dict[str, Received], ctx: Context
+) -> tuple[Masked, Metrics]:
+    """Replaces the prototypes by the means over this round's uploaders; a `Method.server_update`.
+
+    Counts of samples, if uploaded, weigh the uploaders. A round in which only clients without
+    samples arrive keeps the prototypes.
+    """
+    joined = gather_received(received)
+    values, present = uploaded(joined)  # [P, C, K], [P, C]
+    counts = joined.uplink.counts
+    weights = counts.value.values if isinstance(counts, Metadata) else None
+    new = Masked(mean_by_class(values, present, weights), present.any(0))
+    new = select(present.any(), new, server)
+    return new, {"classes": new.mask.sum()}
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
