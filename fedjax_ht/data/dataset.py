@@ -235,7 +235,7 @@ class Dataset:
         """The array that models learn to predict: labels, or the targets of another task."""
         return self.labels if self.targets is None else self.targets
 
-    @property
+    @functools.cached_property
     @standard_numerics()
     def input_shape(self) -> InputShape:
         """The shape of one sample as a model sees it, such as (H, W, C); see `core.inputs`."""
