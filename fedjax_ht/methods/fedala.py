@@ -37,10 +37,10 @@ from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
-from fedjax_ht.methods.shared.architectures import averaging_method
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.architectures import averaging_method, plain_update
+from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.corrections import in_unit_interval
-from fedjax_ht.methods.shared.supervised import batch_loss, train_model
+from fedjax_ht.methods.shared.supervised import batch_loss
 
 
 def mixed_head(private: PyTree, shared: PyTree, weights: PyTree) -> PyTree:
@@ -117,11 +117,10 @@ def fedala(
         params = {"base": downlink["base"], "head": select(first, downlink["head"], head)}
         return client | {"params": params, "learned": client["learned"] | ~first}
 
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
-        return client, uplink, {"loss": result.loss}
-
     return averaging_method(
-        "fedala", training, client_update, init_client=init_client, receive=receive
+        "fedala",
+        training,
+        plain_update(training, weighting),
+        init_client=init_client,
+        receive=receive,
     )

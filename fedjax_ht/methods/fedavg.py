@@ -15,8 +15,8 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Needs, Wire
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, mean_model, sent_samples
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.architectures import plain_update, receive_model
+from fedjax_ht.methods.shared.averaging import Weighting, mean_model
 
 
 @checked
@@ -48,14 +48,6 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     def init_server(federation, key):
         return init_variables(federation.buckets[0], key)["params"]
 
-    def receive(bucket, client, downlink, data, ctx):
-        return {"params": downlink, "stats": client["stats"]}
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
-        return client, uplink, {"loss": result.loss}
-
     def server_update(federation, server, received, ctx):
         (received,) = received.values()
         return mean_model(server, received), {}
@@ -66,8 +58,8 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         needs=Needs(classes=False),
         check=check,
         init_server=init_server,
-        receive=receive,
-        client_update=client_update,
+        receive=receive_model,
+        client_update=plain_update(training, weighting),
         server_update=server_update,
         global_model=GlobalModel(lambda server: server),
         wire=Wire(server_reads="sums"),

@@ -25,10 +25,9 @@ from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.architectures import Part, averaging_method
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.architectures import Part, averaging_method, plain_update
+from fedjax_ht.methods.shared.averaging import Weighting
 from fedjax_ht.methods.shared.norms import filled_in, norm_paths, without
-from fedjax_ht.methods.shared.supervised import train_model
 
 
 def outside_norms(bucket: Bucket, params: PyTree) -> PyTree:
@@ -44,10 +43,5 @@ def fedbn(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       training: local training.
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        part = outside_norms(bucket, client["params"])
-        return client, ModelUplink(part, sent_samples(ctx, weighting)), {"loss": result.loss}
-
-    return averaging_method("fedbn", training, client_update, Part(outside_norms, filled_in))
+    part = Part(outside_norms, filled_in)
+    return averaging_method("fedbn", training, plain_update(training, weighting, part), part)

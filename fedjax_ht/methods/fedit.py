@@ -20,9 +20,8 @@ from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.adapters import require_adapters
-from fedjax_ht.methods.shared.architectures import averaging_method
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.architectures import averaging_method, plain_update
+from fedjax_ht.methods.shared.averaging import Weighting
 
 
 @checked
@@ -33,10 +32,6 @@ def fedit(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       training: local training.
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        uplink = ModelUplink(client["params"], sent_samples(ctx, weighting))
-        return client, uplink, {"loss": result.loss}
-
-    return averaging_method("fedit", training, client_update, check=require_adapters("fedit"))
+    return averaging_method(
+        "fedit", training, plain_update(training, weighting), check=require_adapters("fedit")
+    )

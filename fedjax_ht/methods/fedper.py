@@ -17,9 +17,8 @@ Settled here:
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.shared.architectures import EXTRACTOR, averaging_method
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.architectures import EXTRACTOR, averaging_method, plain_update
+from fedjax_ht.methods.shared.averaging import Weighting
 
 
 @checked
@@ -30,10 +29,6 @@ def fedper(training: LocalTraining, weighting: Weighting = "samples") -> Method:
       training: the recipe of local training.
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        uplink = ModelUplink(client["params"]["base"], sent_samples(ctx, weighting))
-        return client, uplink, {"loss": result.loss}
-
-    return averaging_method("fedper", training, client_update, EXTRACTOR)
+    return averaging_method(
+        "fedper", training, plain_update(training, weighting, EXTRACTOR), EXTRACTOR
+    )

@@ -17,7 +17,8 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientUpdate, Method, Needs, Wire
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.averaging import mean_model
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, mean_model, sent_samples
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Part(NamedTuple):
@@ -47,10 +48,9 @@ def groups_of(federation: Federation, part: Part = WHOLE) -> list[list[Bucket]]:
     return list(groups.values())
 
 
-def sizes_of(federation: Federation, part: Part = WHOLE) -> list[int]:
+def sizes_of(federation: Federation) -> list[int]:
     """Counts the clients in each group of `groups_of`, except those that never train."""
-    groups = groups_of(federation, part)
-    return [sum(map(federation.num_training, group)) for group in groups]
+    return [sum(map(federation.num_training, group)) for group in groups_of(federation)]
 
 
 def require_no_new_clients(name: str, federation: Federation) -> None:
@@ -96,6 +96,17 @@ def receive_model(
 ) -> PyTree:
     """Replaces the parameters of a client's model with the downlink; a `Method.receive`."""
     return client | {"params": downlink}
+
+
+def plain_update(training: LocalTraining, weighting: Weighting, part: Part = WHOLE) -> ClientUpdate:
+    """Makes the `Method.client_update` of local training whose result, or a part, is averaged."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        sent = part.of(bucket, client["params"])
+        return client, ModelUplink(sent, sent_samples(ctx, weighting)), {"loss": result.loss}
+
+    return client_update
 
 
 def averaging_method(
