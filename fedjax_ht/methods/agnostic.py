@@ -39,7 +39,7 @@ from fedjax_ht.methods.shared.architectures import (
     receive_model,
     require_no_new_clients,
 )
-from fedjax_ht.methods.shared.averaging import client_weights, set_rows, weighted_mean
+from fedjax_ht.methods.shared.averaging import client_weights, mean_or, set_rows
 from fedjax_ht.methods.shared.supervised import own_loss, train_model
 
 
@@ -89,8 +89,7 @@ def agnostic(
         models, raised = [], server.shares
         for uploads, old in zip(joined(federation, received), server.models):
             counted, own = client_weights(uploads), server.shares[uploads.info.id]
-            mean = weighted_mean(uploads.uplink.params, counted * own)
-            models.append(select((counted * own).any(), mean, old))
+            models.append(mean_or(old, uploads.uplink.params, counted * own))
             raised = set_rows(raised, uploads, own + rate * uploads.uplink.loss, counted > 0)
         moved = (raised != server.shares).any()
         # without a move, another projection would only round
