@@ -162,7 +162,7 @@ def train_pair(
         return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
 
     # An optimizer clips the gradient norm of one model, not of both.
-    optimizers = dict.fromkeys(("own", "shared", "beside"), training.optimizer)
+    optimizers = {name: training.optimizer for name in ("own", "shared", "beside")}
     client, extras, result = train_parts(
         training, loss, client, {"beside": extra}, data=data, key=ctx.key, optimizers=optimizers
     )
