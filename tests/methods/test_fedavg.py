@@ -10,7 +10,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedper import fedper
-from fedjax_ht.methods.shared.architectures import extractor, groups_of
+from fedjax_ht.methods.shared.architectures import EXTRACTOR, groups_of
 from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
@@ -114,7 +114,7 @@ def test_fedper_averages_extractors_of_one_architecture_whatever_their_heads(wei
     federation = make_federation(models, (2, 2, 1), 2, assignment=[*models] * 2)
     counts, arrived = [3, 5, 0, 2, 1, 7], (1, 2, 4, 5)
     expected = [["other"], ["deep", "plain"]]
-    assert [sorted(b.name for b in group) for group in groups_of(federation, extractor)] == expected
+    assert [sorted(b.name for b in group) for group in groups_of(federation, EXTRACTOR)] == expected
     method, by_samples = fedper(TRAINING, weighting), weighting == "samples"
     server, uplinks = method.init_server(federation, jax.random.key(0)), {}
     for i, count in enumerate(counts):
