@@ -1,4 +1,4 @@
-"""FML and FedMRL against NumPy, and the means of their servers and of FedAPEN's."""
+"""The clients of FML and FedMRL against NumPy; the means of their servers are in test_fedavg."""
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedmrl import MIXER, fedmrl, shared_width
 from fedjax_ht.methods.fml import fml
-from fedjax_ht.methods.shared.averaging import ModelUplink
 from fedjax_ht.methods.shared.small_part import mixed_features
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from tests import tiny
 from tests.methods.test_fedktl import Whole
-from tests.reference import averaging, mutual
-from tests.standard import served
+from tests.reference import mutual
 from tests.tiny import BATCHES, BUCKET, DATA, FEDERATION, LR, TRAINING
 
 
@@ -51,35 +47,6 @@ def test_a_client_of_fml_trains_two_models(options, alpha, beta):
 
 
 NORMED = tiny.normed_federation()
-SERVERS = {  # the method, and the weights of clients of three and of five samples
-    "fml": (fml(TRAINING), [1.0, 1.0]),
-    "fedapen": (fedapen(TRAINING), [1.0, 1.0]),
-    "fedmrl": (fedmrl(TRAINING), [3.0, 5.0]),
-    "fedmrl, uniform": (fedmrl(TRAINING, "uniform"), [1.0, 1.0]),
-}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_a_server_averages_the_models_of_clients_with_samples(name):
-    """FedAPEN's with their batch statistics; without such a client its own model stays."""
-    method, weights = SERVERS[name]
-    old = method.init_server(NORMED, jax.random.key(0))
-    assert old.keys() == ({"params", "stats"} if name == "fedapen" else {"base", "head"})
-    models = {i: tiny.shift(old, i) for i in range(3)}
-
-    def after(samples):
-        uplinks = {}
-        for i, model in models.items():
-            count = Metadata(jnp.int32(samples[i])) if name == "fedmrl" else ()
-            uplinks[i] = ModelUplink(model, count) if method.name == "fedmrl" else model
-        return served(method, NORMED, old, tiny.receive(uplinks, samples=samples))[0]
-
-    def check(new, *uploads):
-        mean = averaging.weighted_mean(list(uploads), weights)
-        np.testing.assert_allclose(new, mean, rtol=1e-5, atol=1e-6)
-
-    jax.tree.map(check, after({0: 3, 1: 0, 2: 5}), models[0], models[2])
-    tiny.check_equal(after(dict.fromkeys(models, 0)), old)
 
 
 def test_batch_statistics_of_fml_stay_with_the_client():

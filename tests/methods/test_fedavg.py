@@ -1,4 +1,4 @@
-"""FedAvg, FedPer and LG-FedAvg against NumPy: their clients, and the means of the first two."""
+"""FedAvg, FedPer and LG-FedAvg against NumPy: their clients, and all servers that are a mean."""
 
 import jax
 import jax.numpy as jnp
@@ -8,60 +8,65 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.fedapen import fedapen
 from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.fedclassavg import fedclassavg
+from fedjax_ht.methods.fedmrl import fedmrl
 from fedjax_ht.methods.fedper import fedper
+from fedjax_ht.methods.fml import fml
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
+from fedjax_ht.methods.shared import heads
 from fedjax_ht.methods.shared.architectures import EXTRACTOR, groups_of
 from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import DenseHead
-from fedjax_ht.simulation.serving import server_round
 from tests import tiny
 from tests.reference import averaging, linear_client
 from tests.standard import served
 from tests.tiny import BATCHES, BUCKET, DATA, IN_ONE_BUCKET, LR, ONE_BUCKET, TRAINING
 
-SAMPLES = {0: 5, 1: 40, 2: 12}
-MODELS = {
-    i: {
-        name: np.random.default_rng((i, len(shape))).normal(size=shape).astype(np.float32)
-        for name, shape in (("a", (2, 3)), ("b", (4,)))
-    }
-    for i in SAMPLES
+NORMED = tiny.normed_federation()
+BY_SAMPLES, ALIKE = [3, 5], [1, 1]
+SERVERS = {  # the method, what clients send of a model, and the weights of three and five samples
+    "fedavg": (fedavg(TRAINING), ModelUplink, BY_SAMPLES),
+    "fedavg, uniform": (fedavg(TRAINING, "uniform"), ModelUplink, ALIKE),
+    "lg_fedavg": (lg_fedavg(TRAINING), heads.Uplink, BY_SAMPLES),
+    "lg_fedavg, uniform": (lg_fedavg(TRAINING, "uniform"), heads.Uplink, ALIKE),
+    "fedclassavg": (fedclassavg(TRAINING), heads.Uplink, BY_SAMPLES),
+    "fml": (fml(TRAINING), None, ALIKE),
+    "fedapen": (fedapen(TRAINING), None, ALIKE),
+    "fedmrl": (fedmrl(TRAINING), ModelUplink, BY_SAMPLES),
+    "fedmrl, uniform": (fedmrl(TRAINING, "uniform"), ModelUplink, ALIKE),
 }
 
 
-def receive(by_samples=True, samples=SAMPLES, arrived=None):
-    uplinks = {
-        i: ModelUplink(model, Metadata(np.int32(samples[i])) if by_samples else ())
-        for i, model in MODELS.items()
-    }
-    return tiny.receive(uplinks, IN_ONE_BUCKET, samples, arrived)
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_averages_the_models_of_clients_with_samples(name):
+    """FedAPEN's with their batch statistics. In a uniform mean, too, a client without samples
+    weighs nothing, and if only such clients arrive the server's model stays."""
+    method, form, weights = SERVERS[name]
+    old = method.init_server(NORMED, jax.random.key(0))
+    assert ("stats" in old) == (name == "fedapen")
+    models = {i: tiny.shift(old, i) for i in range(3)}
 
+    def uplink(i, count):
+        sent = Metadata(np.int32(count)) if weights is BY_SAMPLES else ()
+        return models[i] if form is None else form(models[i], sent)
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_server_update_equals_the_reference(weighting):
-    by_samples = weighting == "samples"
-    weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
-    got, _ = served(fedavg(TRAINING, weighting), ONE_BUCKET, MODELS[0], receive(by_samples))
-    for name in ("a", "b"):
-        want = averaging.weighted_mean([MODELS[i][name] for i in SAMPLES], weights)
-        np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
+    def after(samples, arrived=None):
+        uplinks = {i: uplink(i, count) for i, count in samples.items()}
+        order = IN_ONE_BUCKET if method.name == "fedavg" else tiny.OTHER_ORDER
+        return served(method, NORMED, old, tiny.receive(uplinks, order, samples, arrived))[0]
 
+    def check(new, *uploads):
+        mean = averaging.weighted_mean(uploads, weights[: len(uploads)])
+        np.testing.assert_allclose(new, mean, rtol=1e-5, atol=1e-6)
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_model_is_a_single_arrivals_and_stays_without_any_or_without_samples(weighting):
-    """Also in a uniform mean a client without samples weighs nothing."""
-    serve = jax.jit(server_round(fedavg(TRAINING, weighting), ONE_BUCKET))
-
-    def served(samples=SAMPLES, **arrived):
-        received = receive(weighting == "samples", samples, **arrived)
-        return serve(MODELS[0], received, jax.random.key(0), jnp.int32(0))[0]
-
-    tiny.check_model(served(arrived={1}), MODELS[1])
-    tiny.check_model(served({0: 0, 1: 9, 2: 0}), MODELS[1])
-    tiny.check_equal(served(arrived=()), MODELS[0])
-    tiny.check_equal(served({0: 9, 1: 0, 2: 0}, arrived={1, 2}), MODELS[0])
+    jax.tree.map(check, after({0: 3, 1: 0, 2: 5}), models[0], models[2])
+    jax.tree.map(check, after({0: 0, 1: 9, 2: 0}), models[1])
+    tiny.check_equal(after(dict.fromkeys(models, 0)), old)
+    tiny.check_equal(after({0: 9, 1: 0, 2: 0}, arrived=(1, 2)), old)
 
 
 def test_weighted_mean_keeps_dtypes_and_reads_no_row_of_weight_zero():

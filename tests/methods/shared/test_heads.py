@@ -1,4 +1,4 @@
-"""The mean of heads, through the servers that take it, and the head that they start from."""
+"""Heads: the first one, its rows, and the frame of an ETF. Their mean is in test_fedavg."""
 
 import jax
 import jax.numpy as jnp
@@ -6,25 +6,11 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedclassavg import fedclassavg
-from fedjax_ht.methods.lg_fedavg import lg_fedavg
-from fedjax_ht.methods.shared.heads import Uplink, head_of, init_head, rows_of, take_head
+from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.pairs import simplex_etf
 from tests import tiny
-from tests.federations import TRAINING, mixed_federation
-from tests.reference import averaging
-from tests.standard import served
-from tests.tiny import FEDERATION, C, K
-
-SAMPLES = {0: 5, 1: 40, 2: 12}  # of the clients that arrive
-
-METHODS = {
-    "lg_fedavg": (lg_fedavg(TRAINING), True),
-    "lg_fedavg uniform": (lg_fedavg(TRAINING, weighting="uniform"), False),
-    "fedclassavg": (fedclassavg(TRAINING), True),
-}
-each_method = pytest.mark.parametrize(("method", "by_samples"), METHODS.values(), ids=METHODS)
+from tests.federations import mixed_federation
+from tests.tiny import C, K
 
 
 def head(seed: int) -> dict[str, np.ndarray]:
@@ -36,30 +22,6 @@ def head(seed: int) -> dict[str, np.ndarray]:
 
 
 OLD = head(99)
-
-
-def receive(by_samples, samples=SAMPLES, arrived=None):
-    uplinks = {}
-    for i, count in samples.items():
-        uplinks[i] = Uplink(head(i), Metadata(np.int32(count)) if by_samples else ())
-    return tiny.receive(uplinks, samples=samples, arrived=arrived)
-
-
-@each_method
-def test_server_update_equals_the_reference(method, by_samples):
-    weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
-    got, _ = served(method, FEDERATION, OLD, receive(by_samples))
-    for name in OLD:
-        want = averaging.weighted_mean([head(i)[name] for i in SAMPLES], weights)
-        np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
-
-
-@each_method
-def test_clients_without_samples_say_nothing(method, by_samples):
-    mean, _ = served(method, FEDERATION, OLD, receive(by_samples, {0: 0, 1: 40, 2: 0}))
-    tiny.check_model(mean, head(1))
-    for received in (receive(by_samples, {0: 0, 1: 0, 2: 0}), receive(by_samples, arrived=())):
-        tiny.check_equal(served(method, FEDERATION, OLD, received)[0], OLD)
 
 
 def test_first_head_is_one_that_client_0_could_have_drawn():
