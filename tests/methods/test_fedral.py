@@ -3,12 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.batches import ClassSums
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.methods.fedral import BLOCKS as BY_SIZE
 from fedjax_ht.methods.fedral import Uplink, block_mask, fedral, fewest_blocks
-from fedjax_ht.methods.shared.prototypes import prototype_uplink
 from tests import tiny
 from tests.reference import fedral as reference
 from tests.standard import served
@@ -143,15 +141,6 @@ def test_upload_sizes_of_table_4(blocks, kilobytes):
         assert sum(array.nbytes for array in pack(uplink).values()) == int(cost.bytes)
         back = unpack(uplink, pack(uplink), "the uplink")
         np.testing.assert_array_equal(back.angle.mask, block_mask(500, blocks))
-
-
-@pytest.mark.parametrize(("classes", "kilobytes"), [(2, 3.91), (10, 19.53), (100, 195.31)])
-def test_fedtgps_upload_sizes_of_table_4(classes, kilobytes):
-    """Beside which class a prototype is of, an index of 4 bytes with 2,000."""
-    counts = jnp.float32(jnp.arange(100) < classes)
-    cost = wire_elements(prototype_uplink(ClassSums(jnp.ones((100, 500)), counts)))
-    assert int(cost.payload_bytes) == pytest.approx(1024 * kilobytes, abs=6)
-    assert int(cost.metadata_bytes) == 4 * classes
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,10 @@ GENERATORS = 20 * 331_776
 
 # method, options, numbers up and down in the first round and the second
 TABLE = [
-    ("fd", {}, (100 * S, 100 * S), (0, 20 * 100 * 100)),
-    ("fedclassavg", {}, (HEADS, HEADS), (HEADS, HEADS)),
     ("fedgen", {"server_steps": 1}, (HEADS, HEADS), (HEADS, HEADS + GENERATORS)),
-    ("fedgh", {}, (512 * S, 512 * S), (HEADS, HEADS)),
     ("fedproto", {}, (512 * S, 512 * S), (0, 20 * 100 * 512)),
     ("fedssa", {}, (S * ROW, S * ROW), (EVERY_ROW, S * ROW)),  # at first no server knows S_k
     ("fedssa", {"hide_classes": True}, (HEADS, HEADS), (HEADS, HEADS)),
-    ("fedtgp", {"server_epochs": 1}, (512 * S, 512 * S), (0, 20 * 100 * 512)),
-    ("fedorgp", {}, (512 * S, 512 * S), (0, 20 * 100 * 512)),
     ("lg_fedavg", {}, (HEADS, HEADS), (HEADS, HEADS)),
 ]
 # numbers of samples or of classes beside them

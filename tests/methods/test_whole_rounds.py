@@ -12,7 +12,6 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import arranged
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.fedpac import onto_simplex
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import each_client, play, to_host
@@ -245,10 +244,3 @@ def test_agnostic_shares_follow_the_losses(rate):
     assert (lam.min() == 0) == (rate > 1)
     check_model(server.models[0], model)
     np.testing.assert_allclose(server.shares, lam, rtol=1e-4, atol=1e-6)
-
-
-def test_the_projection_onto_the_simplex():
-    for values in np.random.default_rng(0).normal(0, [[0.1], [1], [30]], (3, 7)):
-        found = onto_simplex(jnp.asarray(values, jnp.float32), jnp.ones(len(values), bool))
-        np.testing.assert_allclose(found, reference.onto_simplex(values), atol=1e-6)
-    np.testing.assert_array_equal(onto_simplex(jnp.zeros(1), jnp.ones(1, bool)), [1])

@@ -96,7 +96,6 @@ CLIPPED = {"variant": "released", "mse_weight": 1e4, "learning_rate": 0.1}
     "options",
     [
         {},
-        {"variant": "released"},
         NO_MSE,
         NO_MMD,
         *BALLS,

@@ -141,14 +141,6 @@ def test_components_that_are_not_sent_are_not_read(form):
     )
 
 
-def test_send_whole_replaces_every_component():
-    tree, other = arrays(), jax.tree.map(lambda x: x + 1, arrays())
-    message = fedkd.send_whole(compressed(tree, 0.95), other)
-    jax.tree.map(np.testing.assert_array_equal, fedkd.decompress(message), other)
-    assert wire_elements(message).payload_elements == sum(x.size for x in tree.values())
-    assert jax.tree.structure(message) == jax.tree.structure(compressed(tree, 0.95))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_send_nothing_costs_nothing_and_has_the_structure_of_a_message(form):
     message, like = fedkd.send_nothing(arrays(), form), compressed(arrays(), 0.95, form)

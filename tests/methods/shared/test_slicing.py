@@ -141,24 +141,3 @@ def test_nobody_changes_nothing():
     server, parts, _ = uploads("cnn", "static")
     absent = [part._replace(weights=np.zeros_like(part.weights)) for part in parts]
     chex.assert_trees_all_equal(mean(server, absent), server[0])
-
-
-def test_one_program_serves_all_rounds():
-    params, axes, widths = setting("cnn")
-
-    @jax.jit
-    @chex.assert_max_traces(n=1)
-    def there_and_back(round):
-        plan = make_plan(widths, 1 / 4, "rolling", round)
-        slices = Slices(
-            jax.tree.map(lambda x: x[None] + 1, extract(params, axes, plan)),
-            jnp.ones(1),
-            jnp.ones((1, 3), bool),
-            plan,
-        )
-        return scatter_mean(params, axes, widths, [slices])
-
-    for round in range(9):
-        plan = ref.plan(widths, 1 / 4, "rolling", round)
-        expected = {k: x + ref.mask({k: x}, flat(axes), plan)[k] for k, x in flat(params).items()}
-        chex.assert_trees_all_close(flat(there_and_back(jnp.int32(round))), expected, rtol=1e-6)
