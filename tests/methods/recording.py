@@ -43,28 +43,9 @@ def breakable(method: Method) -> Method:
 
 
 KEEP_NOTHING = (
-    "fedavg",
-    "heterofl",
-    "feddropout",
-    "fedrolex",
-    "fedprox",
-    "fedbuff",
-    "fedbn",
-    "fedpac",
-    "fiarse",
-    "fjord",
-    "fedit",
-    "hetlora",
-    "flexlora",
-    "raflora",
-    "ffa_lora",
-    "afl",
-    "fedcgs",
-    "fedbabu",
-    "perfedavg",
-    "qfedavg",
-    "agnostic",
-    "fedpft",
+    *("fedavg", "heterofl", "feddropout", "fedrolex", "fedprox", "fedbuff", "fedbn", "fedpac"),
+    *("fiarse", "fjord", "fedit", "hetlora", "flexlora", "raflora", "ffa_lora", "afl"),
+    *("fedcgs", "fedbabu", "perfedavg", "qfedavg", "agnostic", "fedpft"),
 )  # and what is composed with them
 
 NO_TRAINING = ("afl", "fedcgs", "fedpft")  # clients draw no batches

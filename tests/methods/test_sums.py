@@ -16,30 +16,10 @@ from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_data, 
 from tests.method_wires import settings
 
 PAIR = (0, 1)  # clients of one bucket, with equal counts; of each others'
-UPLOADS = (  # servers that read each
-    "fedtgp",
-    "fedorgp",
-    "fedktl",
-    "fedgh",
-    "fedssa",
-    "fedgen",
-    "fedkd",
-    "fedbuff",
-    "fedpac",
-    "fedre",
-    "ktpfl",
-    "feddropout",
-    "fedspu",
-    "dense",
-    "fedftg",
-    "dfrd",
-    "hetlora",
-    "flexlora",
-    "raflora",
-    "flora",
-    "fedamp",
-    "agnostic",
-    "fedpft",
+UPLOADS = (
+    *("fedtgp", "fedorgp", "fedktl", "fedgh", "fedssa", "fedgen", "fedkd", "fedbuff", "fedpac"),
+    *("fedre", "ktpfl", "feddropout", "fedspu", "dense", "fedftg", "dfrd", "hetlora"),
+    *("flexlora", "raflora", "flora", "fedamp", "agnostic", "fedpft"),
 )
 SUMS = [name for name in METHODS if name not in UPLOADS]
 VARIANTS = [  # whose weights or masks are others
