@@ -142,13 +142,18 @@ def test_the_head_is_that_of_pooled_data_whatever_the_split(kind):
 
 @pytest.mark.parametrize("kind", ["afl, clients", "fedcgs, within"])
 def test_rounds_add_those_who_were_not_heard(kind):
-    """Nobody is counted twice; a round in which all were heard already changes nothing."""
+    """Nobody is counted twice; a round in which all were heard already changes nothing, and says so."""
     method, split = MAKERS[kind](TRAINING), splits()["dirichlet"]
     simulation = simulated(method, split)
     states, reports = after(simulation, [0, 1], [1, 2], [0, 3, 4, 5], EVERYONE)
     _, first, second, third, last = states
     sent = sum(x.size for x in jax.tree.leaves(first.server.kept[0]))
     assert [r.uplink.payload_elements // sent for r in reports] == [2, 1, 3, 0]
+    seen = [{name: float(x) for name, x in r.server_metrics.items()} for r in reports]
+    assert [metrics["new"] for metrics in seen] == [2, 1, 3, 0]
+    assert [metrics["heard"] for metrics in seen] == pytest.approx([1 / 3, 1 / 2, 1, 1])
+    line = f"{method.name} has heard from every client; further rounds change nothing"
+    assert [method.view.warn(metrics) for metrics in seen] == [None, None, None, line]
     np.testing.assert_array_equal(second.server.heard, [1, 1, 1, 0, 0, 0])
     rows = np.concatenate(split[:3])
     x, y = features_of(ONE.buckets[0], first.server), dataset().labels
@@ -162,27 +167,15 @@ def test_rounds_add_those_who_were_not_heard(kind):
     tiny.check_equal(third.server, last.server)
 
 
-def test_a_run_says_when_further_rounds_change_nothing():
-    method = afl(TRAINING)
-    _, reports = after(simulated(method, splits()["iid"]), [0, 1], EVERYONE, EVERYONE)
-    seen = [{name: float(x) for name, x in r.server_metrics.items()} for r in reports]
-    assert [metrics["new"] for metrics in seen] == [2, 4, 0]
-    assert [metrics["heard"] for metrics in seen] == pytest.approx([1 / 3, 1, 1])
-    line = "afl has heard from every client; further rounds change nothing"
-    assert method.view.warn is not None
-    assert [method.view.warn(metrics) for metrics in seen] == [None, None, line]
-
-
-@pytest.mark.parametrize("kind", ["afl", "fedcgs"])
-def test_architectures_share_counts_alone(kind):
+def test_architectures_share_counts_alone():
     """Each has the head of its own clients' samples, with the classes' shares of all."""
     split, y = splits()["iid"], dataset().labels
-    states, _ = after(simulated(MAKERS[kind](TRAINING), split, TWO), EVERYONE)
+    states, _ = after(simulated(fedcgs(TRAINING), split, TWO), EVERYONE)
     for place, bucket in enumerate(TWO.buckets):
         rows = np.concatenate([split[i] for i in TWO.members(bucket)])
         x = features_of(bucket, states[-1].server, place)
         prior = np.bincount(y, minlength=CLASSES)
-        want = scores(expected(kind, x[rows], y[rows], prior=prior), x)
+        want = scores(expected("fedcgs", x[rows], y[rows], prior=prior), x)
         got = scores(head_of(states[-1].server, place), x)
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
 
@@ -237,15 +230,12 @@ def test_upload_equals_the_reference(kind):
 
 
 def test_the_papers_recursion_is_one_solve():
-    x, y = features_of(ONE.buckets[0], make_server()), dataset().labels
+    server, y = afl(TRAINING).init_server(ONE, jax.random.key(0)), dataset().labels
+    x = features_of(ONE.buckets[0], server)
     clients = [(x[rows], y[rows]) for rows in splits()["dirichlet"]]
     merged = reference.afl_merged(clients, CLASSES, 0.5)
     at_once = reference.afl(x, y, CLASSES, 0.5 * CLIENTS)["kernel"]
     np.testing.assert_allclose(merged, at_once, atol=1e-9)
-
-
-def make_server():
-    return afl(TRAINING).init_server(ONE, jax.random.key(0))
 
 
 def test_a_class_that_nobody_has_is_never_predicted():
@@ -258,10 +248,9 @@ def test_a_class_that_nobody_has_is_never_predicted():
     assert not ((bare + head["bias"]).argmax(1) == CLASSES - 1).any()
 
 
-@pytest.mark.parametrize("width", [64, 512])
-def test_float32_is_as_accurate_as_float64(width):
+def test_float32_is_as_accurate_as_float64():
     """With dead and with equal features, of which a system without rho is singular."""
-    rng = np.random.default_rng(width)
+    width, rng = 512, np.random.default_rng(512)
     y = rng.integers(0, 10, 2000)
     inputs = rng.normal(size=(10, 40))[y] + 1.5 * rng.normal(size=(2000, 40))
     x = np.maximum(inputs @ rng.normal(size=(40, width)), 0)
@@ -276,16 +265,13 @@ def test_float32_is_as_accurate_as_float64(width):
     assert np.mean(got.argmax(1) == want.argmax(1)) > 0.999
 
 
-@pytest.mark.parametrize("kind", ["afl", "fedcgs"])
-def test_sums_of_codes(kind):
+def test_sums_of_codes():
     """A head of 8-bit sums classifies as well."""
-    accuracies = []
-    for method in (MAKERS[kind](TRAINING), quantised(MAKERS[kind](TRAINING), bits=8)):
-        states, _ = after(simulated(method, splits()["iid"]), EVERYONE)
-        x = features_of(ONE.buckets[0], states[-1].server)
-        hits = scores(head_of(states[-1].server), x).argmax(1) == dataset().labels
-        accuracies.append(hits.mean())
-    assert accuracies[1] > accuracies[0] - 0.1
+    servers = []
+    for method in (afl(TRAINING), quantised(afl(TRAINING), bits=8)):
+        servers.append(after(simulated(method, splits()["iid"]), EVERYONE)[0][-1].server)
+    plain, coded = (accuracy(ONE.buckets[0], server) for server in servers)
+    assert coded > plain - 0.1
 
 
 @pytest.mark.parametrize("method", [afl(TRAINING), fedcgs(TRAINING), fedpft(TRAINING)])

@@ -21,7 +21,7 @@ from tests.federations import NUM_CLASSES, federation_for, samples
 from tests.standard import method_of
 
 TRAINING = LocalTraining(optax.sgd(0.1), batch_size=4, epochs=10)
-FAST = {"local", "lg_fedavg", "scaffold"}
+FAST = {"local", "lg_fedavg"}
 
 
 def learn(task: str) -> tuple[Task, np.ndarray]:

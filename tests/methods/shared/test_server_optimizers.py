@@ -102,11 +102,8 @@ def test_nothing_changes_in_a_round_without_changes():
     jax.tree.map(np.testing.assert_array_equal, still, server)
 
 
-FAST = ("fedavg", "heterofl")
-
-
 @pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MEANS]
+    "name", [n if n == "heterofl" else pytest.param(n, marks=pytest.mark.slow) for n in MEANS]
 )
 def test_sgd_of_rate_1_is_the_method_itself(name):
     """Up to rounding, and for every method that is said to average: w - (w - mean) is the mean."""
