@@ -65,7 +65,7 @@ def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
     "options",
     [
         {"participation": 0.5, "lanes": 2, "drop_rate": 0.3},
-        {"name": "fedrolex", "participation": 0.5},
+        pytest.param({"name": "fedrolex", "participation": 0.5}, marks=pytest.mark.slow),
     ],
     ids=["whole models", "slices"],
 )

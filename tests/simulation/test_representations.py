@@ -25,7 +25,7 @@ from tests.standard import method_of, simulation_of
 IDS = [4, 0, 3]  # of both architectures, in no order, one without training samples
 
 
-@by_name(("local", "fedktl", "heterofl"))
+@by_name(("local", "heterofl"))
 def test_every_method_has_features_of_the_same_images(name):
     sim = simulation_of(name)
     representations = sim.features(sim.init(), IDS, np.arange(21))
