@@ -97,42 +97,31 @@ SERVER = ["server", CONFIG, "--workdir=run"]
 HERE = "--superlink=127.0.0.1:1"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([*CLIENT, HERE, "--insecure"], "none.npz: no such file"),
-        (
-            [*CLIENT, "--superlink=fl.example.org:1", "--insecure"],
-            "--insecure is only for this machine",
-        ),
-        ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
-        ([*CLIENT, "--superlink=::1:8000"], "--superlink is '::1:8000'; it must be HOST:PORT"),
-        (
-            [*CLIENT[:-1], "--data=csv:x.csv", HERE, "--insecure", "--config.dataset.label=y"],
-            "dataset.label is 'y', which a client does not read by; write its samples with",
-        ),
-        ([*SERVER, "--insecure", "--most_epsilon=1"], "--most_epsilon is a limit of clients"),
-        ([*SERVER, "--insecure", "--sum_range=4"], "--sum_range bounds the numbers of a sum; add"),
-        ([*SERVER, "--insecure", "--certificates=x"], "--certificates and --insecure exclude"),
-        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
-        ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public keys"),
-    ],
-    ids=[
-        "data",
-        "far",
-        "certificates",
-        "address",
-        "fields",
-        "epsilon",
-        "range",
-        "both",
-        "open",
-        "keys",
-    ],
-)
-def test_wrong_flags_end_in_one_line(deploy, tmp_path, arguments, line):
+WRONG_FLAGS = {
+    "data": ([*CLIENT, HERE, "--insecure"], "none.npz: no such file"),
+    "far": (
+        [*CLIENT, "--superlink=fl.example.org:1", "--insecure"],
+        "--insecure is only for this machine",
+    ),
+    "certificates": ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one"),
+    "address": ([*CLIENT, "--superlink=::1:8000"], "--superlink is '::1:8000'; it must be HOST:"),
+    "fields": (
+        [*CLIENT[:-1], "--data=csv:x.csv", HERE, "--insecure", "--config.dataset.label=y"],
+        "dataset.label is 'y', which a client does not read by; write its samples with",
+    ),
+    "epsilon": ([*SERVER, "--insecure", "--most_epsilon=1"], "--most_epsilon is a limit of clie"),
+    "range": ([*SERVER, "--insecure", "--sum_range=4"], "--sum_range bounds the numbers of a sum"),
+    "both": ([*SERVER, "--insecure", "--certificates=x"], "--certificates and --insecure exclude"),
+    "open": ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
+    "keys": ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_FLAGS)
+def test_wrong_flags_end_in_one_line(deploy, tmp_path, kind):
     """The method computes where it is made, before it could fail."""
     pytest.importorskip("flwr")
+    arguments, line = WRONG_FLAGS[kind]
     (tmp_path / "keys").mkdir()
     done = deploy(tmp_path, *arguments)
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -105,8 +105,9 @@ def test_a_sum_becomes_the_references_shares():
     ("name", "options"),
     [
         ("fedproto", {}),
-        ("fd", {}),
-        *WITHOUT_ROWS,
+        ("lg_fedavg", UNIFORM),
+        ("fedral", UNIFORM),
+        ("fedapen", {}),
         ("fedssa", {"owners": "summed", "clock": "round"}),
     ],
 )

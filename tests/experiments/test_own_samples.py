@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.own_samples import OwnSamples, agreement, own_samples, picture, table_of
+from experiments.own_samples import OwnSamples, agreement, own_samples, table_of
 from fedjax_ht.lab.runs.evaluate import load_run
 from tests.experiments.folders import read_csv
 
@@ -24,12 +24,6 @@ def test_samples_are_compared_with_those_of_other_clients():
     assert np.isnan(agreement(OWN._replace(clients=np.zeros(5, int)))).all()
     (row,) = table_of({"fedssa": OWN}).rows
     assert row == ["fedssa", "3", "3", "5", "80.0", "50.0"]
-
-
-def test_the_picture_has_an_axis_for_each_entry():
-    figure = picture({name: (OWN, "PCA", OWN.features) for name in ("local", "fedssa")})
-    expected = ["local, 3 clients\nPCA", "fedssa, 3 clients\nPCA"]
-    assert [axes.get_title() for axes in figure.axes] == expected
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from experiments.prototype_margins import (
     Row,
     client_prototypes,
     global_prototypes,
-    picture,
     rows_of,
     table_of,
 )
@@ -30,11 +29,6 @@ def test_the_table_compares_clients_with_the_global_prototypes():
     """Class 1's global margin is above all its clients', class 0's is not."""
     (row,) = table_of(ROWS).rows
     assert row == ["fedproto", "5", "1.67", "2", "2", "2", "2.67", "3", "1 of 2"]
-
-
-def test_the_picture_has_an_axis_for_each_entry():
-    figure = picture([*ROWS, *(row._replace(method="fedtgp") for row in ROWS)])
-    assert [axes.get_title() for axes in figure.axes] == ["fedproto", "fedtgp"]
 
 
 @pytest.mark.slow
