@@ -143,6 +143,9 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
     np.testing.assert_allclose(value, slow(STUDENT), rtol=1e-4)
     np.testing.assert_allclose(slope, numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5)
     np.testing.assert_allclose(paper.student(synthetic()), -slow(STUDENT), rtol=1e-5)
+    rest = losses("fedftg", "paper", b_md=0.0, b_div=0.0).generator(synthetic())
+    own = [[-reference.log_softmax(row)[y] for row, y in zip(x, LABELS)] for x in TEACHERS]
+    np.testing.assert_allclose(rest, np.mean(np.sum(TAU * own, 0)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
