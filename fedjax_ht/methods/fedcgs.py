@@ -17,7 +17,8 @@ Settled here:
   LDA (Turazza et al., ICLR 2026) has it; C counts the classes that have samples. Its head trained
   on draws from Gaussians of this Sigma tends to LDA with equal priors, and is not here.
 * Sigma gets a share of tr(Sigma)/K on its diagonal. Without it, as in the code, Sigma is singular
-  if a feature is dead or N <= K.
+  if a feature is dead or N <= K. With a single sample, or within classes of one sample each, Sigma
+  is the identity.
 * A class that nobody has is ruled out; in the code its row is NaN, which wins.
 * The sum of all features is not sent, since it is that of the class sums.
 * The second round, in which clients train their own models towards the class means, is not here.
@@ -66,7 +67,9 @@ def fedcgs(
             whole = sums.sum(0)
             scatter = total.second - jnp.outer(whole, whole) / jnp.maximum(number, 1)
             freedom = number - 1
-        kernel = solve(scatter / jnp.maximum(freedom, 1), means.T, shrinkage)
+        # Without two samples to compare, Sigma is rounding; the identity takes the nearest mean.
+        spread = scatter / jnp.maximum(freedom, 1)
+        kernel = solve(jnp.where(freedom > 0, spread, jnp.eye(len(spread))), means.T, shrinkage)
         everywhere = jnp.maximum(total.all_counts, 1)
         prior = jnp.log(everywhere / jnp.sum(everywhere, where=total.all_counts > 0.5))
         bias = prior - jnp.sum(kernel * means.T, 0) / 2

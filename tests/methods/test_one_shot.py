@@ -167,6 +167,19 @@ def test_rounds_add_those_who_were_not_heard(kind):
     tiny.check_equal(third.server, last.server)
 
 
+@pytest.mark.parametrize("kind", ["fedcgs", "fedcgs, within"])
+def test_without_two_samples_to_compare_the_nearest_mean_is_predicted(kind):
+    """A sample of each class says nothing of the covariance within, nor a single one of any."""
+    nothing, number = np.zeros(0, int), 1 if kind == "fedcgs" else CLASSES - 1
+    first = [np.flatnonzero(dataset().labels == c)[:1] for c in range(number)]
+    simulation = simulated(MAKERS[kind](TRAINING), [np.concatenate(first), *[nothing] * 5])
+    server = after(simulation, [0])[0][-1].server
+    x, head = features_of(ONE.buckets[0], server), head_of(server)
+    assert np.abs(head["kernel"]).max() < 1e3
+    nearest = ((x[:, None] - x[np.concatenate(first)]) ** 2).sum(2).argmin(1)
+    np.testing.assert_array_equal((x @ head["kernel"] + head["bias"]).argmax(1), nearest)
+
+
 def test_architectures_share_counts_alone():
     """Each has the head of its own clients' samples, with the classes' shares of all."""
     split, y = splits()["iid"], dataset().labels
