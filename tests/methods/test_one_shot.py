@@ -180,6 +180,15 @@ def test_without_two_samples_to_compare_the_nearest_mean_is_predicted(kind):
     np.testing.assert_array_equal((x @ head["kernel"] + head["bias"]).argmax(1), nearest)
 
 
+def test_a_client_without_samples_counts_whenever_it_is_heard():
+    """Its ridge is part of the paper's sum."""
+    iid = splits()["iid"]
+    split = [np.concatenate(iid[:2]), *iid[2:], np.zeros(0, int)]
+    simulation = simulated(MAKERS["afl, clients"](TRAINING), split)
+    at_once, in_turn = (after(simulation, *r)[0][-1].server for r in ([range(6)], [range(5), [5]]))
+    tiny.check_equal(head_of(in_turn), head_of(at_once))
+
+
 def test_architectures_share_counts_alone():
     """Each has the head of its own clients' samples, with the classes' shares of all."""
     split, y = splits()["iid"], dataset().labels

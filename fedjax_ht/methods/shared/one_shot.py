@@ -262,7 +262,8 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
         new = heard.sum() - server.heard.sum()
         differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
         heads = jax.lax.cond(
-            jnp.any(jnp.array(jax.tree.leaves(differs))),  # a newly heard client may add nothing
+            # Noise changes the sums without a new client, whose number alone AFL may count.
+            (new > 0) | jnp.any(jnp.array(jax.tree.leaves(differs))),
             lambda: statistics.heads(federation, kept, clients, ctx.key),
             lambda: [model["params"]["head"] for model in server.models],
         )
