@@ -17,8 +17,8 @@ Norms are Frobenius norms. Settled here:
   `config.model.lora_alpha` 0, that changes nothing. Norms are of B_i A_i without a scale.
 * The regulariser has a gradient, as in the paper; FlexLoRA's code, which has HetLoRA as a baseline,
   takes norms without one. At zero, where B starts, its gradient is zero.
-* The server infers a client's rank from the rows of its uploads; if an upload is lost, the client's
-  pruning is lost as well.
+* The server infers a client's rank from the rows of its uploads; if an upload is lost, or a defence
+  drops some of its rows, the client's pruning is lost as well.
 * lam and min_rank are options here. prune=False changes neither ranks nor loss; weighting="samples"
   is the zero padding that FLoRA's paper compares with.
 * A client without samples, or with a product of zero, has weight 0. If all weights are 0, adapters
@@ -36,7 +36,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense
+from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense, is_masked
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import Model, Rows
 from fedjax_ht.methods.shared.averaging import mean_or, set_rows
@@ -67,8 +67,15 @@ def sent_rows(rows: Rows, rank: jax.Array) -> Rows:
 
 def rank_of(rows: Rows) -> jax.Array:
     """Counts the rows of adapters that are sent, int32 []."""
-    first = jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, Masked))[0]
+    first = jax.tree.leaves(rows, is_leaf=is_masked)[0]
     return jnp.sum(first.mask, axis=-1, dtype=jnp.int32)
+
+
+def uncut(rows: Rows) -> jax.Array:
+    """Returns False, bool [P], for uploads of which a defence has dropped single rows."""
+    masks = [x.mask for x in jax.tree.leaves(rows, is_leaf=is_masked)]
+    first = jnp.arange(masks[0].shape[1]) < rank_of(rows)[:, None]
+    return masks[0].any(1) & jnp.all(jnp.stack(masks) == first, (0, 2))
 
 
 def tail_norms(rows: Rows, first: jax.Array) -> jax.Array:
@@ -172,7 +179,8 @@ def hetlora(
             models.append(Model(rows, mean_head(old.head, uploads)))
         ranks = server.ranks
         for uploads in received.values() if prune else ():
-            ranks = set_rows(ranks, uploads, rank_of(uploads.uplink.rows))
+            sent = rank_of(uploads.uplink.rows)
+            ranks = set_rows(ranks, uploads, sent, uploads.arrived & uncut(uploads.uplink.rows))
         return Server(models, ranks), {}
 
     return Method(

@@ -16,13 +16,14 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import equations
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.flexlora import mean_product
-from fedjax_ht.methods.hetlora import rank_of, tail_norms
+from fedjax_ht.methods.hetlora import rank_of, sent_rows, tail_norms
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink
 from fedjax_ht.models import SplitModel, lora
 from fedjax_ht.models.adapters import A, B
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.trust.defences import defended, multi_krum
 from tests import tiny
 from tests.federations import (
     adapted_federation,
@@ -184,6 +185,15 @@ def test_hetlora_remembers_pruned_ranks():
     assert int(rank_of(down.rows)) == 3
     a = np.asarray(down.rows["fc"]["lora_a"].values)[:3]
     np.testing.assert_allclose(a * np.sqrt(clients[0].scale), expected, rtol=0, atol=1e-5)
+
+
+def test_hetlora_keeps_ranks_whose_rows_a_defence_drops():
+    """Or clients would lose the rows for good, and all of them if none is left."""
+    federation, clients = linear_federation(), random_clients(16.0)
+    wrapped = functools.partial(sent_rows, rank=np.int32(4))
+    received = uploads(federation, clients, wrap=wrapped)
+    method = defended(fl.hetlora(TRAINING), [multi_krum(0.2)])
+    assert served(method, federation, received)[-1].ranks.tolist() == list(RANKS)
 
 
 def test_hetlora_regulariser():
