@@ -209,11 +209,14 @@ def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3
     arrays = {"average": _array(mapping, "w_avg")}
     num_classes = class_dim = 0
     if root.number("c_dim"):
-        arrays["classes"] = _class_embeddings(mapping)
+        # StyleGAN-XL keeps ImageNet's 1,000 embeddings, and uses the first ones for fewer classes.
+        arrays["classes"] = _class_embeddings(mapping)[: int(root.number("c_dim"))]
         num_classes, class_dim = arrays["classes"].shape
     dense = [mapping.module(f"fc{i}") for i in range(int(mapping.number("num_layers")))]
     layers = [synthesis.module(name) for name in synthesis.attribute("layer_names")]
-    is_xl = root.class_name == "SuperresGenerator" or mapping.has_module("embed_proj")
+    # Without classes, StyleGAN3 has no embeddings, and StyleGAN-XL has them without a projection.
+    embeds = mapping.has_module("embed_proj") or (not num_classes and mapping.has_module("embed"))
+    is_xl = root.class_name == "SuperresGenerator" or embeds
     network = stylegan3.Network(
         family="styleganxl" if is_xl else "stylegan3",
         noise_dim=int(root.number("z_dim")),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from fedjax_ht.lab.generators import Card, stylegan3
+from fedjax_ht.lab.generators import Card, stylegan3, stylegan3_files
 from fedjax_ht.lab.generators.stylegan3 import filtered_leaky_relu
 from fedjax_ht.lab.generators.stylegan3_files import read_snapshot
 from tests.lab.generators.small import LAYER, SMALL, TO_RGB, random_variables
@@ -42,6 +42,27 @@ def test_images_equal_the_reference(snapshot):
     images = render(variables, w)
     want = np.concatenate([reference["image"], reference["image_outside"]]).transpose(0, 2, 3, 1)
     np.testing.assert_allclose(images, want, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("num_classes", [6, 0])
+def test_stylegan_xl_may_have_fewer_classes_than_embeddings(num_classes, monkeypatch):
+    """Its embeddings are ImageNet's, whatever its data, and without classes there is no projection."""
+    path = REFERENCE / "styleganxl_t64.pkl"
+    expected, root = read_snapshot(path)[1], stylegan3_files.open_snapshot(path)
+    root.state["c_dim"], mapping = num_classes, root.module("mapping")
+    average, first = mapping.state["_buffers"]["w_avg"], mapping.module("fc0").state["_parameters"]
+    sizes = {average: (num_classes, 64) if num_classes else (64,)}
+    if not num_classes:
+        root = root._replace(class_name="Generator")
+        mapping.state["embed_proj"] = mapping.state["_modules"].pop("embed_proj")
+        sizes[first["weight"].args[0]] = (64, 64)
+    for array, size in sizes.items():
+        array.args = (*array.args[:2], size, array.args[3][-len(size) :], *array.args[4:])
+    monkeypatch.setattr(stylegan3_files, "open_snapshot", lambda path: root)
+    network, variables = read_snapshot(path)
+    assert (network.family, network.num_classes) == ("styleganxl", num_classes)
+    if num_classes:
+        np.testing.assert_array_equal(variables["classes"], expected["classes"][:num_classes])
 
 
 @pytest.mark.parametrize(
