@@ -18,7 +18,7 @@ Settled here:
   scale="clients" is the paper's m gamma, m counting the clients heard. The paper then takes m gamma
   out again; without rho a system in float32 fails where features are dead or collinear.
 * The head has no bias, as in the paper. Here the bias rules out classes that nobody has, whose
-  score 0 would be above others.
+  score 0 would be above others, unless noise on sums hides which these are.
 * Each architecture has a head of its own, see `shared.one_shot`. The extractor is the one of
   `model.weights`, or random. The server sends it, and its bytes count; the paper's clients have it.
 """
