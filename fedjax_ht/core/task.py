@@ -96,7 +96,10 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
         # In standard units: squares of large targets would not fit into float32.
         known = mask[:, None]
         target = jnp.where(known, standard(targets), 0)
-        error = jnp.where(known, outputs - target, 0)
+        error = outputs - target
+        # A diverged model's NaN is the worst prediction, not an undefined score: a mean over
+        # clients would leave it out.
+        error = jnp.where(known, jnp.where(jnp.isnan(error), jnp.inf, error), 0)
         rows = {"absolute": jnp.abs(error), "square": error**2}
         rows |= {"target": target, "target_square": target**2}
         return jax.tree.map(lambda x: jnp.sum(x, 0), rows)

@@ -50,6 +50,16 @@ def test_r2_of_equal_targets_and_of_one_sample():
     assert measured(task, 2 * ones, ones, mask=mask)["rmse"] == 1
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_a_diverged_regression_is_infinitely_wrong(wrong):
+    """Its score is not undefined, or the mean over clients would be over the others."""
+    targets = np.arange(3, dtype=np.float32)[:, None]
+    outputs = np.float32([[0], [wrong], [0]])
+    found = measured(regression((0.0,), (1.0,)), outputs, targets, mask=np.ones(3, bool))
+    assert found["rmse"] == np.inf and found["r2"] == -np.inf
+    assert found["mae"] == np.inf or wrong == 1e30
+
+
 def test_multi_label():
     task, targets = multi_label(4), RNG.integers(0, 2, (10, 4)).astype(np.int8)
     outputs = RNG.normal(size=(10, 4)).astype(np.float32)
