@@ -78,8 +78,8 @@ def draw_differences(axes: Axes, histories: Mapping[str, Runs], baseline: str) -
         draw_mean(axes, rounds, points, label=name, **looks[name] | {"marker": ""})
         # the first rounds differ by tens of points, which would flatten the later ones
         beyond.append(points[:, rounds >= EARLY * rounds.max()].ravel())
-    span, score = np.concatenate([[0.0], *beyond]), score_in(histories)
-    margin = max(0.5 if score.is_share else 0, 0.1 * np.ptp(span))
+    span, score = finite(np.concatenate([[0.0], *beyond])), score_in(histories)
+    margin = max(0.5 if score.is_share else 0, 0.1 * np.ptp(span)) or 0.5
     ahead = f"{'points' if score.is_share else score.name} ahead of {baseline}"
     axes.set(ylim=(span.min() - margin, span.max() + margin), ylabel=ahead)
     scale_rounds(axes, histories)
@@ -238,16 +238,24 @@ def draw_accuracy(
 def late_range(histories: Mapping[str, Runs], score: Score) -> tuple[float, float]:
     """Returns the range of a score, as shown, after the first rounds, including each run's best.
 
-    With few rounds, it is the range of all.
+    With few rounds, it is the range of all. Without a finite score, it is around 0.
     """
     last = max(values(rows_of_all(histories), "round"))
     first = EARLY * last if last > 3 else 0
     late = values([row for row in rows_of_all(histories) if row["round"] >= first], score.key)
     for runs in histories.values():
         late += [max(values(history, score.key), key=lambda x: score.sign * x) for history in runs]
-    late = score.factor * np.array(late)
-    margin = max(0.5 if score.is_share else 0, 0.05 * np.ptp(late))
+    late = score.factor * finite(late)
+    if not late.size:
+        late = np.zeros(1)
+    margin = max(0.5 if score.is_share else 0, 0.05 * np.ptp(late)) or 0.5
     return late.min() - margin, late.max() + margin
+
+
+def finite(scores: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns the finite ones of scores: a diverged run's error is infinite, an axis is not."""
+    scores = np.asarray(scores)
+    return scores[np.isfinite(scores)]
 
 
 WIDE = 11  # inches: a page would shrink wider pictures until their text is too small

@@ -188,7 +188,7 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
         "new clients": lambda _, of: _mean(of.tops, NEW + score.key, score),
         "participants %": lambda _, of: _mean(tops_of(of.runs, PARTICIPANTS), PARTICIPANTS),
         "server's model %": lambda _, of: _mean(tops_of(of.runs, GLOBAL), GLOBAL),
-        "± clients": lambda _, of: score.of_trials(of.tops, f"{score.key}_std", spread=False),
+        "± clients": lambda _, of: _mean(of.tops, f"{score.key}_std", score, spread=False),
         "weighted %": lambda _, of: _mean(of.tops, "accuracy_weighted"),
         "macro F1 %": lambda _, of: _mean(of.tops, MACRO_F1),
         "AUC %": lambda _, of: _mean(of.tops, AUC),

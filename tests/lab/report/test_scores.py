@@ -1,9 +1,13 @@
 """Tables and sentences of tasks other than classification, whose lower scores may be better."""
 
+import math
+
+import numpy as np
 import pytest
 
 from fedjax_ht.lab.report.compared import headline, ranking
-from fedjax_ht.lab.report.plots import late_range, paired_points
+from fedjax_ht.lab.report.plots import accuracy_curves, late_range, paired_points, rendered
+from fedjax_ht.lab.report.plots import costs as cost_curves
 from fedjax_ht.lab.report.results import Aim, costs, run_results
 from fedjax_ht.lab.report.rows import Score, score_in
 from fedjax_ht.lab.report.statistics import client_gains, differences_to
@@ -48,6 +52,21 @@ def test_lower_errors_lead():
     _, points = paired_points(histories["fedper"], histories["local"])
     assert points[0].tolist() == [0, 8, 13]
     assert late_range(histories, LOWER)[0] < 41
+
+
+@pytest.mark.parametrize("errors", [[60.0, 58.0, math.inf], [math.inf] * 3])
+def test_a_diverged_entry_is_shown(errors):
+    """Its errors are infinite, and have no finite deviation over clients."""
+    diverged = history(*errors)
+    for row in diverged:
+        if row["rmse"] == math.inf:
+            del row["rmse_std"]
+    histories = entries(41.0) | {"fedper": [diverged]}
+    for figure in (accuracy_curves(histories, "local"), cost_curves(histories)):
+        assert rendered(figure, "png") and np.isfinite(figure.axes[0].get_ylim()).all()
+    assert late_range({"fedper": [history(*[math.inf] * 3)]}, LOWER) == (-0.5, 0.5)
+    assert "| inf |" in run_results(histories).markdown()
+    assert headline(histories, "local").startswith("local is ahead of fedper")
 
 
 def test_the_target_is_reached_from_above():
