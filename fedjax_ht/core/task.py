@@ -181,11 +181,13 @@ def multi_label(num_labels: int) -> Task:
 
     def metrics(sums: PyTree, count: np.ndarray) -> dict[str, np.ndarray]:
         both, either = np.asarray(sums["both"]), np.asarray(sums["said"]) + np.asarray(sums["true"])
+        count = np.asarray(count)
         with np.errstate(divide="ignore", invalid="ignore"):
+            macro_f1 = np.where(either > 0, 2 * both / np.maximum(either, 1), 0).mean(-1)
             return {
                 "micro_f1": 2 * both.sum(-1) / either.sum(-1),
-                "macro_f1": np.where(either > 0, 2 * both / np.maximum(either, 1), 0).mean(-1),
-                "exact": np.asarray(sums["exact"]) / np.asarray(count),
+                "macro_f1": np.where(count > 0, macro_f1, np.nan),
+                "exact": np.asarray(sums["exact"]) / count,
                 "map": average_precision(np.asarray(sums["scores"])),
             }
 

@@ -50,6 +50,13 @@ def test_r2_of_equal_targets_and_of_one_sample():
     assert measured(task, 2 * ones, ones, mask=mask)["rmse"] == 1
 
 
+def test_without_samples_nothing_is_defined():
+    ones, nobody = np.ones((3, 2), np.float32), np.zeros(3, bool)
+    for task in (regression((0.0,) * 2, (1.0,) * 2), multi_label(2), per_pixel(1, 1, 2)):
+        targets = np.ones((3, *task.target[0]), task.target[1])
+        assert np.isnan([*measured(task, ones, targets, mask=nobody).values()]).all()
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
 def test_a_diverged_regression_is_infinitely_wrong(wrong):
     """Its score is not undefined, or the mean over clients would be over the others."""
