@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance, by_trace
 from tests.federations import NUM_CLIENTS, changed, identical, to_host
@@ -37,6 +38,13 @@ def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
     assert abs(draws[0].mean() - 0.8) < 5 * np.sqrt(0.8 * 0.2 / draws[0].size)
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0][0], draws[0][1])
     assert by_chance(500, 1.0)(0).all()
+
+
+def test_the_bytes_of_a_large_upload_take_their_time():
+    """Payload and metadata are int32 on the device; their sum need not be."""
+    cost, nothing = WireCost(*np.full((4, 1), 1_500_000_000, np.int32)), np.zeros(1)
+    profile = Profile(up=np.array([1e9]))
+    assert profile.seconds(np.array([0]), nothing, down=cost, up=cost) == 3
 
 
 def test_participants_are_drawn_among_those_who_are_there():
