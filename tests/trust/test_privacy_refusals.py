@@ -21,8 +21,8 @@ TABLE = [  # refused with the units client, upload and sample; by these methods
     (("", "", "keep running statistics of samples"), "feddbe pfedme"),
     # by default FIARSE chooses entries by the server's model, which is no secret
     (("", "", ""), "fiarse fedbabu"),
-    (("", "", TWICE), "fedclassavg fedrep pfedes pfedafm"),
-    (("", "", SAMPLE), "fedapen fedala fedrod gpfl afl fedcgs qfedavg"),
+    (("", "", TWICE), "fedrep pfedes pfedafm"),
+    (("", "", SAMPLE), "fedclassavg fedapen fedala fedrod gpfl afl fedcgs qfedavg"),
     # public samples lie beside the clients' own, and are not told apart
     (("", "", SAMPLE), "fedmd dsfl fedhenn"),
     ((SUMS, "", SAMPLE), "ktpfl agnostic"),
@@ -98,6 +98,19 @@ def test_counts_of_ones_own_are_refused():
             private(counting(what), Privacy("client")).check(uniform_federation())
     beside = private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload"))
     beside.check(uniform_federation())
+
+
+def test_the_loss_of_training_is_refused():
+    """Gradients have noise, their losses do not."""
+    method = METHODS["fedavg"](TRAINING)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        return client, (uplink, metrics["loss"]), metrics
+
+    telling = private(method._replace(client_update=client_update), Privacy("sample"))
+    with pytest.raises(ValueError, match=SAMPLE):
+        telling.check(uniform_federation())
 
 
 @pytest.mark.parametrize("unit", ["client", "upload", "sample"])
