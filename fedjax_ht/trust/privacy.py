@@ -94,7 +94,8 @@ def _private_samples(method: Method, privacy: Privacy) -> Method:
 
     def client_update(bucket, client, downlink, data, ctx):
         data = data._replace(trainer=jax.tree_util.Partial(train))
-        return method.client_update(bucket, client, downlink, data, ctx)
+        new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        return new, uplink, _finite(metrics)
 
     return method._replace(client_update=client_update)
 
@@ -118,9 +119,7 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         uplink = _clip_update(uplink, untrained, privacy.clip)
         if privacy.unit == "upload":
             uplink = _add_noise(uplink, privacy.clip * privacy.noise, key)
-        # A result with non-finite metrics would not arrive, and its absence would reveal that.
-        metrics = {name: jnp.where(jnp.isfinite(x), x, 0) for name, x in metrics.items()}
-        return select(finite, new, client), uplink, metrics
+        return select(finite, new, client), uplink, _finite(metrics)
 
     def server_update(federation, server, received: dict[str, Received], ctx):
         uncounted = {}
@@ -137,6 +136,14 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         client_update=client_update,
         server_update=server_update,
     )
+
+
+def _finite(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Sets metrics that are not finite to 0.
+
+    With them a result would not arrive, and its absence would reveal, say, an infinite loss.
+    """
+    return {name: jnp.where(jnp.isfinite(x), x, 0) for name, x in metrics.items()}
 
 
 def _one_sample(info: ClientInfo) -> ClientInfo:

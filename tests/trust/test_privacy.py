@@ -48,6 +48,20 @@ def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_state(value):
     np.testing.assert_array_equal(uplink["model"], SENT)
 
 
+@pytest.mark.parametrize("unit", ["client", "upload", "sample"])
+def test_an_infinite_loss_keeps_no_upload_from_arriving(unit):
+    """Whether it arrives would reveal the loss."""
+    method = stub()
+
+    def client_update(bucket, client, downlink, data, ctx):
+        return *method.client_update(bucket, client, downlink, data, ctx)[:2], {"loss": jnp.inf}
+
+    private_method = private(method._replace(client_update=client_update), Privacy(unit))
+    ctx = tiny.context(0, seed=0)
+    _, _, metrics = private_method.client_update(BUCKET, jnp.full(3, 7.0), SENT, DATA, ctx)
+    assert metrics["loss"] == 0
+
+
 def test_a_clients_state_is_part_of_its_update():
     """A newcomer's upload is what it is compared with: nothing is left beyond the clip."""
     _, uplink = private_upload(stub(lambda client, data: 1e6 * client), Privacy("client", 1.0))
