@@ -105,21 +105,16 @@ def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
 
 
 def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
-    """Subtracts a baseline's scores, trial by trial, at the rounds in which both are evaluated.
+    """Subtracts a baseline's scores, trial by trial, at the rounds in which all are evaluated.
 
     Returns:
       Rounds, int [evaluations], and differences, above 0 if `runs` are better, float [trials,
       evaluations]; for shares in percentage points.
     """
-    points, score = [], score_in({"": runs})
-    rounds: list[int] = []
-    for history, other in zip(runs, baseline):
-        scores = {row["round"]: row[score.key] for row in evaluated(history)}
-        compared = {row["round"]: row[score.key] for row in evaluated(other)}
-        rounds = sorted(scores.keys() & compared.keys())
-        sign = score.sign * score.factor
-        points.append([sign * (scores[number] - compared[number]) for number in rounds])
-    return np.array(rounds), np.array(points)
+    pairs, score = list(zip(runs, baseline)), score_in({"": runs})
+    rounds = shared_rounds([history for pair in pairs for history in pair])
+    ours, theirs = (at_rounds(side, rounds, score_of_rows(score)) for side in zip(*pairs))
+    return np.array(rounds), score.sign * score.factor * (ours - theirs)
 
 
 def costs(histories: Mapping[str, Runs]) -> Figure:
@@ -144,6 +139,23 @@ def costs(histories: Mapping[str, Runs]) -> Figure:
 def rounds_evaluated(history: History) -> list[int]:
     """Returns the rounds of a run's evaluations."""
     return values(evaluated(history), "round")
+
+
+def shared_rounds(runs: Runs) -> list[int]:
+    """Returns the rounds that all runs evaluate, in order: one may have stopped between two."""
+    return sorted(set.intersection(*(set(rounds_evaluated(history)) for history in runs)))
+
+
+def at_rounds(
+    runs: Runs, rounds: Sequence[int], values_of: Callable[[History], Sequence[float] | np.ndarray]
+) -> np.ndarray:
+    """Returns the values of the runs' evaluations in `rounds`, float [runs, rounds]."""
+    return np.array([np.asarray(values_of(x))[np.isin(rounds_evaluated(x), rounds)] for x in runs])
+
+
+def score_of_rows(score: Score) -> Callable[[History], list[float]]:
+    """Returns the function (rows of a run) -> the score of each of its evaluations."""
+    return lambda history: values(evaluated(history), score.key)
 
 
 def draw_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
@@ -216,9 +228,9 @@ def draw_accuracy(
     """
     looks, score = styles(histories), score or score_in(histories)
     for i, (name, runs) in enumerate(histories.items()):
-        places = np.mean([np.asarray(position(history)) for history in runs], axis=0)
-        scores = np.array([values(evaluated(history), score.key) for history in runs])
-        scores = score.factor * scores
+        rounds = shared_rounds(runs)
+        places = at_rounds(runs, rounds, position).mean(0)
+        scores = score.factor * at_rounds(runs, rounds, score_of_rows(score))
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
         if not places.any():  # an entry that sent nothing has no position on a log scale

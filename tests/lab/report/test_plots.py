@@ -55,6 +55,15 @@ def rows_of(clients: int) -> list[dict]:
     return [{"round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)]
 
 
+def test_trials_are_drawn_at_the_rounds_that_all_evaluate():
+    rows = [{"round": r, "accuracy": a, "clients": [a]} for r, a in ((0, 0.1), (1, 0.4), (2, 0.6))]
+    runs = [rows[::2], rows]  # the first was stopped elsewhere
+    first, second = accuracy_curves({"a": runs, "b": runs}, "b").axes
+    np.testing.assert_array_equal(first.lines[0].get_xdata(), [0, 2])
+    np.testing.assert_allclose(first.lines[0].get_ydata(), [10, 60])
+    np.testing.assert_array_equal(second.lines[1].get_ydata(), [0, 0])
+
+
 @pytest.mark.parametrize("entries", [FEW, 3 * FEW])
 def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
     figure = accuracy_curves({str(i): [rows_of(3)] for i in range(entries)})
