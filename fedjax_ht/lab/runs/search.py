@@ -28,7 +28,14 @@ from fedjax_ht.lab.config.sections import Config, folder_of
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of, up_to
-from fedjax_ht.lab.runs.folder import locked, read_json, run_folder, write_folder, write_json
+from fedjax_ht.lab.runs.folder import (
+    locked,
+    naming,
+    read_json,
+    run_folder,
+    write_folder,
+    write_json,
+)
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted
@@ -156,7 +163,9 @@ def _halved(
     """
     record, scores_at = workdir / "search.json", {}
     if record.exists():
-        scores_at = {int(rounds): scores for rounds, scores in read_json(record).items()}
+        with naming(record):
+            for rounds, scores in read_json(record).items():
+                scores_at[int(rounds)] = {label: float(score) for label, score in scores.items()}
     alive = list(labels)
     folders = {label: workdir / "points" / folder_of(label) for label in labels}
     for rounds in at:

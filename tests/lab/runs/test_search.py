@@ -33,6 +33,7 @@ from fedjax_ht.lab.runs.spaces import described_space, draw, grid, parse_space, 
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
+from tests.lab.runs.folders import refused
 from tests.runs import config_of
 
 
@@ -163,6 +164,14 @@ def test_points_are_known_by_their_settings(config, tmp_path):
     assert both == first | run(config, tmp_path / "b", 0, [fast]).scores[1]
     with pytest.raises(ValueError, match=f"holds a search of other points, such as {slow}; search"):
         run(config, tmp_path / "a", 0, [fast])
+
+
+@pytest.mark.parametrize("content", ['{"x": {}}', '{"1": 5}', '{"1": {"local": "x"}}'])
+def test_a_record_of_other_types_is_refused(config, tmp_path, content):
+    config.rounds = 1
+    (tmp_path / "search.json").write_text(content)
+    with refused(r"search\.json"):
+        run(config, tmp_path, 0, ["local"])
 
 
 def test_a_budget_counts_all_trials(config):
