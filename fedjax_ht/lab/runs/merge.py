@@ -72,10 +72,10 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
             with locked(part.path, print):
                 for folder in map(folder_of, part.entries):
                     if (part.path / folder).exists():  # the entry has begun
-                        shutil.copytree(part.path / folder, made / folder)
+                        _copy(part.path / folder, made / folder)
                 for searched in (part.path / SEARCH).glob("*"):  # by compare --fair
                     if not (made / SEARCH / searched.name).exists():
-                        shutil.copytree(searched, made / SEARCH / searched.name)
+                        _copy(searched, made / SEARCH / searched.name)
             if (part.path / LANES).exists():
                 lanes = read_json(part.path / LANES) | lanes
         write_folder(Folder(made, parts[0].fields | {"entries": list(entries.values())}, notes))
@@ -87,6 +87,13 @@ def merge(runs: Sequence[Path], workdir: Path) -> list[str]:
             write_page(Page(tuple(entries), pages[0].aim, commands), made)
         made.replace(workdir)
     return list(entries)
+
+
+def _copy(folder: Path, new: Path) -> None:
+    try:
+        shutil.copytree(folder, new)
+    except shutil.Error as error:  # its message lists every file
+        raise OSError(f"{folder} cannot be copied: {error.args[0][0][2]}") from error
 
 
 def check_alike(first: Folder, other: Folder) -> None:

@@ -1,6 +1,8 @@
 """Runs of single entries become one run, or are refused in one line."""
 
+import errno
 import json
+import shutil
 
 import pytest
 
@@ -14,7 +16,7 @@ from fedjax_ht.lab.runs.compare import comparison, share_of
 from fedjax_ht.lab.runs.folder import read_folder
 from fedjax_ht.lab.runs.merge import merge
 from tests.experiments.folders import history, write_run
-from tests.lab.runs.folders import edited
+from tests.lab.runs.folders import edited, refused
 from tests.runs import config_of
 
 
@@ -99,6 +101,19 @@ def test_one_folder_an_entry_twice_and_a_folder_that_is_there_are_refused(tmp_pa
         merge([second, first], first)
     with pytest.raises(FileNotFoundError, match=r"no run in .*d: config.json is missing"):
         merge([first, tmp_path / "d"], tmp_path / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    parts = [part(tmp_path / "a", "local"), part(tmp_path / "b", "fedtgp")]
+
+    def full(source, target, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    message = r"a/local cannot be copied: \[Errno 28\] No space left on device$"
+    with refused(message, OSError):
+        merge(parts, tmp_path / "c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
