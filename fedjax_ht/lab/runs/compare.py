@@ -126,7 +126,7 @@ def share_of(config: Config, share: str | None) -> Config:
     if share is None:
         return config
     number, _, shares = share.partition("/")
-    if not (number.isdigit() and shares.isdigit() and 1 <= int(number) <= int(shares)):
+    if not (number.isdecimal() and shares.isdecimal() and 1 <= int(number) <= int(shares)):
         raise ValueError(f"--entries is {share!r}; it must be a share such as 1/8, of 1/8 to 8/8")
     labels = [entry.label for entry in entries_of(config)]
     taken = labels[int(number) - 1 :: int(shares)]

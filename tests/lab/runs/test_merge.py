@@ -124,7 +124,7 @@ def test_a_share_of_the_entries(tiny_config):
     shares = [share_of(config, f"{number}/3").entries for number in (1, 2, 3)]
     assert shares == [("local", "fedssa"), ("fedtgp", "fd"), ("fedproto",)]
     assert share_of(config, None) is config
-    for text in ("0/3", "4/3", "1", "a/b", "1/0"):
+    for text in ("0/3", "4/3", "1", "a/b", "1/0", "²/3"):
         with pytest.raises(ValueError, match=f"--entries is '{text}'; it must be a share"):
             share_of(config, text)
     with pytest.raises(ValueError, match="there are only 5 entries"):
