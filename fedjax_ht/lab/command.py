@@ -4,13 +4,14 @@
 """
 
 import contextlib
+import errno
 import functools
 import gc
 import importlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -105,14 +106,21 @@ def main(command: str | None = None) -> None:
 class _Printable:
     """A stream that escapes control characters, so that text cannot steer the terminal.
 
-    Labels, class names and messages may come from untrusted files.
+    Labels, class names and messages may come from untrusted files. Once its reader is gone, text is
+    dropped, so that a run does not end with the `tee` or the terminal that shows it.
     """
 
     def __init__(self, stream: Any, printable: Callable[[str], str]):
         self._stream, self._printable = stream, printable
 
     def write(self, text: str) -> int:
-        return self._stream.write(self._printable(text))
+        with to_a_reader(self._stream):
+            self._stream.write(self._printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        with to_a_reader(self._stream):
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -129,10 +137,22 @@ def print_any_text() -> None:
 
 def show(text: str) -> None:
     """Prints the output of a command."""
-    try:
+    with to_a_reader(sys.stdout):
         print(text, flush=True)
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def to_a_reader(stream: Any) -> Iterator[None]:
+    """Writes to a stream; without a reader, redirects its file to the null device.
+
+    The reader may be `head`, which has seen enough, or a terminal that was closed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def overview() -> str:

@@ -71,7 +71,10 @@ def end_on_signals() -> None:
             os._exit(128 + number)
 
     def say(line):
-        os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
+        # the main thread may hold the lock of sys.stderr; `run 2>&1 | tee log` loses its reader to
+        # the same Ctrl-C
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode())
 
     def watch():
         """Answers signals while the main thread compiles.

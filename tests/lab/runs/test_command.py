@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_ht
 from fedjax_ht.data.partition import PARTITIONS, PLANS
-from fedjax_ht.lab.command import COMMANDS
+from fedjax_ht.lab.command import COMMANDS, _Printable
 from fedjax_ht.lab.config.config_files import shipped
 from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.generators import SHIPPED
@@ -61,6 +61,16 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("opened", [os.pipe, os.openpty])
+def test_text_without_a_reader_is_dropped(opened):
+    """As in `fedjax-ht run 2>&1 | tee log` once tee has ended, or in a terminal that was closed."""
+    reading, writing = opened()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as stream:
+        for line in ("first", "second"):
+            print(line, file=_Printable(stream, str), flush=True)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -43,6 +43,17 @@ def test_before_training_a_signal_ends_at_once_with_a_line(number):
     assert "over" not in out
 
 
+def test_a_signal_ends_a_program_whose_reader_is_gone():
+    """As in `fedjax-ht run 2>&1 | tee log`, where Ctrl-C ends tee as well."""
+    process = busy_process("compile()", 10**9)
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.wait(timeout=10) == 128 + signal.SIGINT
+    finally:
+        process.kill()
+
+
 def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once():
     number = signal.SIGTERM
     body = "with catch_signals() as caught: compile()\nprint(len(caught))"
