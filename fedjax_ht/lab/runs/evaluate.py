@@ -242,7 +242,7 @@ def main(_) -> None:
             f"adapt_epochs is {','.join(_ADAPT.value)!r}; it must be numbers, such as 0,1,2,5,10"
         )
     enable_compilation_cache()
-    if _EXPORT.value:
+    if _EXPORT.value is not None:
         check_export(_EXPORT.value)
     loaded = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value, trial=_TRIAL.value)
     with jax.default_matmul_precision(loaded.run.config.precision):
@@ -252,7 +252,7 @@ def main(_) -> None:
             return
         state = client_state(loaded, _CLIENT.value)
         print_scores(loaded, _CLIENT.value)
-    if _EXPORT.value:
+    if _EXPORT.value is not None:
         federation = loaded.run.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:

@@ -124,9 +124,12 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
         assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
     missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
     assert missing.returncode == 2 and "no client 4; ids run from 0 to 3" in missing.stderr
-    arguments = f"--workdir={workdir}", "--adapt_epochs=0", f"--export={target}"
-    done = run_module("evaluate", *arguments)
-    assert done.returncode == 2 and "--export is given without --client" in done.stderr
+    for arguments, message in (
+        (["--adapt_epochs=0", f"--export={target}"], "--export is given without --client"),
+        (["--client=3", "--export="], "export is ''; it must end in .npz or .safetensors"),
+    ):
+        done = run_module("evaluate", f"--workdir={workdir}", *arguments)
+        assert done.returncode == 2 and message in done.stderr
 
 
 def test_the_result_comes_before_the_pictures_and_maps_can_be_left_out(
