@@ -419,6 +419,8 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _lock(workdir: Path, warn: Callable[[str], None]) -> IO[str]:
+    if workdir.exists() and not workdir.is_dir():
+        raise ValueError(f"{workdir} is not a folder; choose another --workdir")
     workdir.mkdir(parents=True, exist_ok=True)
     refuse_links(workdir)  # before anything is written there
     path = workdir / ".lock"

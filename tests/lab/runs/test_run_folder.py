@@ -42,6 +42,13 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
             pass
 
 
+def test_a_file_is_no_folder_of_a_run(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with refused(r"file is not a folder; choose another"), locked(tmp_path / "file", print):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
     holding = (
         "from fedjax_ht.lab.runs.folder import locked; import pathlib, time\n"
