@@ -252,6 +252,11 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"state is from another method or federation than this simulation of {name!r}: "
                 f"{part} has different arrays; {REMEDY}"
             )
+        if not all(_in_place(program, name, state.clients[name]) for name in clients):
+            raise ValueError(
+                "state is stored for another client_store or number of devices than those of "
+                f"this simulation of {name!r}; {REMEDY}, or convert it by fl.save and fl.load"
+            )
 
     return check
 
@@ -273,6 +278,23 @@ def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
             )
             clients[bucket.name] = _form(states, 1)
     return _form(server), clients
+
+
+def _in_place(program: Program, bucket: str, stored: PyTree) -> bool:
+    """Returns whether stored states are where this simulation's store keeps them.
+
+    Elsewhere, rows have another order.
+    """
+    roster, devices = program.clients[bucket].roster, program.mesh.size
+    rows = devices * roster.shard
+    if program.options.client_store == "host":
+        rows, devices = max(1, len(roster.local)), 0
+    for x in jax.tree.leaves(stored):
+        found = len(x.sharding.device_set) if isinstance(x, jax.Array) else 0
+        # A single device has the rows in the order of NumPy arrays, e.g. of a pickled state.
+        if len(x) != rows or not (found == devices or found < devices == 1):
+            return False
+    return True
 
 
 def _form(tree: PyTree, skipped: int = 0) -> tuple:

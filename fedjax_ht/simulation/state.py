@@ -42,7 +42,9 @@ class SimulationState(NamedTuple):
       round: number of completed rounds.
       server: the method's server state.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
-        its clients by ascending id. They are meaningless if clients keep nothing between rounds.
+        its clients by ascending id. On several, the order depends on the split: move states to
+        another by `read_clients` and `write_clients`. They are meaningless if clients keep nothing
+        between rounds.
       last_round: int32 [num_clients], the last round in which the server reached each; -1 for
         never.
       changed: bucket name -> int32 [rows], completed rounds when a row's state last changed; 0 for

@@ -215,6 +215,11 @@ def test_a_state_is_that_of_the_simulation(simulation):
             other.run_round(start)
     with pytest.raises(ValueError, match="state is from a simulation with late uploads on their w"):
         simulation.run_round(other.init())
+    on_host = dataclasses.replace(OPTIONS, client_store="host")
+    other = fl.make_simulation(METHOD, FEDERATION, DATA, on_host)
+    with pytest.raises(ValueError, match="state is stored for another client_store or number of"):
+        other.run_round(start)
+    simulation.evaluate(other.init())  # NumPy arrays in the order of one device
 
 
 def test_an_unknown_name_is_answered_with_a_near_one():
