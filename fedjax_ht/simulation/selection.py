@@ -184,11 +184,12 @@ def chosen(
       ValueError: they are not distinct ids of `free`, or too many. One line.
     """
     ids = np.asarray(selection.choose(generator, reports, free, participants))
-    distinct = np.unique(ids)
-    if len(distinct) != len(ids) or len(ids) > participants or not np.isin(ids, free).all():
+    is_list = ids.ndim == 1 and ids.dtype != bool
+    distinct = is_list and len(np.unique(ids)) == len(ids)
+    if not distinct or len(ids) > participants or not np.isin(ids, free).all():
         raise ValueError(
-            f"the selection {selection.name} chose {ids.tolist()}; it must choose at most "
-            f"{participants} distinct clients of those that can take part"
+            f"the selection {selection.name} chose {ids.tolist()}; it must choose an array of at "
+            f"most {participants} distinct clients of those that can take part"
         )
     return ids
 

@@ -110,7 +110,7 @@ def test_a_function_of_ones_own_is_asked_with_the_generator_of_the_round():
     assert ids_of(uniform, seed=4, participation=0.5, drop_rate=0.5)[1].sum() == 2
 
 
-@pytest.mark.parametrize("ids", [[0, 0], [0, 1, 2, 3, 4], [8], [-1]])
+@pytest.mark.parametrize("ids", [[0, 0], [0, 1, 2, 3, 4], [8], [-1], None, {0, 1}, [True, False]])
 def test_a_wrong_choice_is_one_line(ids):
     with pytest.raises(ValueError, match=r"the selection mine chose .* at most 4 distinct clients"):
         ids_of(lambda *_: np.array(ids), participation=0.5)
