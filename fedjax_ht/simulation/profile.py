@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fedjax_ht.check.options import NonNegative, check_fields
+from fedjax_ht.check.options import Count, NonNegative, Seed, Share, check_fields, checked
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost
@@ -144,7 +144,8 @@ class Profile:
         return reachable
 
 
-def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
+@checked
+def by_chance(num_clients: Count, share: Share, seed: Seed = 0) -> Available:
     """Makes each client available in each round, independently, with probability `share`."""
 
     def available(round: int) -> np.ndarray:
@@ -164,13 +165,15 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
     Raises:
       ValueError: there is no such client, or a span ends before it begins. One line.
     """
-    trace = np.array(list(spans), np.int64).reshape(-1, 3)
-    for client, first, last in trace.tolist():
+    spans = list(spans)
+    for client, first, last in spans:
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
                 f"client {client} is available from round {first} to {last}; clients are 0 to "
                 f"{num_clients - 1}, and the first round is at least 0 and at most the last"
             )
+
+    trace = np.array(spans, np.int64).reshape(-1, 3)
 
     def available(round: int) -> np.ndarray:
         clients, first, last = trace.T

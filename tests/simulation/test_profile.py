@@ -30,6 +30,13 @@ def test_a_wrong_span_is_one_line(span):
         by_trace(NUM_CLIENTS, [(0, 0, 5), span])
 
 
+def test_spans_without_an_end_and_shares_above_one_are_refused():
+    with pytest.raises(ValueError, match="expected 3, got 2"):
+        by_trace(NUM_CLIENTS, [(0, 0), (1, 1), (0, 2)])
+    with pytest.raises(ValueError, match="share is 80"):
+        by_chance(NUM_CLIENTS, 80)
+
+
 def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
     draws = {}
     for seed in (0, 1):
