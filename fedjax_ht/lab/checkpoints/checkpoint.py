@@ -362,9 +362,10 @@ def save(
 ) -> None:
     """Writes a checkpoint of a simulation, atomically, and its rows.
 
-    The folder has the files of an entry of a run: checkpoints/, metrics.jsonl, metrics.csv and
-    clients.csv. The two newest checkpoints are kept. Checkpoints of this round or a later one, and
-    those whose rows are not the first of `history`, are moved into set_aside_1 beside them.
+    The folder has the files of an entry of a run: checkpoints/, metrics.jsonl, metrics.csv,
+    clients.csv and classes.csv. The two newest checkpoints are kept. Checkpoints of this round or
+    a later one, and those whose rows are not the first of `history`, are moved into set_aside_1
+    beside them.
 
         >>> state, history = fl.run(simulation, rounds=10)  # doctest: +SKIP
         >>> fl.save("runs/mine", simulation, state, history)  # doctest: +SKIP
