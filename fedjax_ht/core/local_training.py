@@ -326,6 +326,11 @@ def _zero_sums(
             raise ValueError(
                 f"the loss function returns a {type(loss).__name__}; return fl.Loss(value, stats)"
             )
+        if jax.tree.structure(loss.stats) != jax.tree.structure(stats):
+            raise ValueError(
+                "the loss function returns statistics of another structure than it is given; "
+                "return fl.Loss(value, stats)"
+            )
         return loss.rows
 
     form = jax.eval_shape(rows)

@@ -194,20 +194,14 @@ def test_augmentation_is_told_what_black_is():
     np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
 
 
-def test_a_loss_that_is_a_number_is_refused():
+@pytest.mark.parametrize("returned", [lambda value: value, lambda value: Loss(value, None)])
+def test_a_loss_without_its_statistics_is_refused(returned):
     def loss_fn(params, stats, batch, key):
-        return jnp.mean(batch.x) * params
+        return returned(jnp.mean(batch.x) * params)
 
-    with pytest.raises(ValueError, match="the loss function returns a "):
-        train(
-            recipe(),
-            loss_fn,
-            jnp.float32(0),
-            (),
-            tiny.client_data(np.arange(4)),
-            key=KEY,
-            num_classes=4,
-        )
+    data = tiny.client_data(np.arange(4))
+    with pytest.raises(ValueError, match="the loss function returns "):
+        train(recipe(), loss_fn, jnp.float32(0), (), data, key=KEY, num_classes=4)
 
 
 def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
