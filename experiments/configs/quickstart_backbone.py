@@ -10,9 +10,9 @@ them. `heads=one_shot` fits one linear head for all by AFL and FedCGS, in one ro
 
 Mean over clients and trials 0 to 2, and the trials' deviation. Best of 20 rounds: LG-FedAvg 90.65
 +- 0.84 %, local training 89.77 +- 1.27, FedProto 87.65 +- 1.17. One round: AFL 82.92 +- 1.84 %,
-FedCGS 83.21 +- 1.98. Nothing was tuned. The first run takes 76 seconds of processor time on a
-shared AMD EPYC (jax 0.10.2, 29 November 2026; 124 on an older one, Zen 3), mostly compilation; a
-later one takes 29, and `heads=one_shot` 32.
+FedCGS 83.21 +- 1.98. Nothing was tuned. The first run takes 42 seconds, and 57 of processor
+time, on two cores of an AMD EPYC (Zen 4, jax 0.10.2; 89 and 124 on Zen 3), mostly compilation; a
+later one takes 19 and 23.
 """
 
 import flax.linen as nn
