@@ -75,8 +75,8 @@ def pfedme(
 
             def step(number, carry):
                 (theta, stats), _ = carry
-                own = jax.random.fold_in(key, number)
-                (value, stats), slope = slope_of(theta, stats, batch, own)
+                step_key = jax.random.fold_in(key, number)
+                (value, stats), slope = slope_of(theta, stats, batch, step_key)
                 slope = jax.tree.map(jnp.add, slope, near(theta))
                 theta = jax.tree.map(lambda t, g: t - personal_lr * g, theta, slope)
                 return (theta, stats), value

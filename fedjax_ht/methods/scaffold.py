@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import Method, Needs, View, Wire
+from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared import architectures
@@ -76,9 +76,6 @@ def scaffold(
         client = init_variables(bucket, ctx.key)
         return client | {"control": jax.tree.map(jnp.zeros_like, client["params"])}
 
-    def broadcast(federation, bucket, server, ctx):
-        return architectures.part_for(federation, bucket, server)
-
     def receive(bucket, client, downlink, data, ctx):
         return client | {"params": downlink.params}
 
@@ -113,16 +110,13 @@ def scaffold(
             new.append(select(weights.any(), pair, old))
         return new, {}
 
-    return Method(
-        name="scaffold",
-        training=training,
-        needs=Needs(classes=False),
+    return architectures.averaging_method(
+        "scaffold",
+        training,
+        client_update,
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
         receive=receive,
-        client_update=client_update,
         server_update=server_update,
-        wire=Wire(server_reads="sums"),
         view=View(invariant=architectures.apart_from_mean("control", kept="control")),
     )

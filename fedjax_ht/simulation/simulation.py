@@ -290,9 +290,9 @@ def _in_place(program: Program, bucket: str, stored: PyTree) -> bool:
     if program.options.client_store == "host":
         rows, devices = max(1, len(roster.local)), 0
     for x in jax.tree.leaves(stored):
-        found = len(x.sharding.device_set) if isinstance(x, jax.Array) else 0
+        count = len(x.sharding.device_set) if isinstance(x, jax.Array) else 0
         # A single device has the rows in the order of NumPy arrays, e.g. of a pickled state.
-        if len(x) != rows or not (found == devices or found < devices == 1):
+        if len(x) != rows or not (count == devices or count < devices == 1):
             return False
     return True
 

@@ -50,7 +50,7 @@ def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_state(value):
 
 @pytest.mark.parametrize("unit", ["client", "upload", "sample"])
 def test_an_infinite_loss_keeps_no_upload_from_arriving(unit):
-    """Whether it arrives would reveal the loss."""
+    """The arrival of an upload would reveal the loss."""
     method = stub()
 
     def client_update(bucket, client, downlink, data, ctx):

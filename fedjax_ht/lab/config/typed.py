@@ -113,6 +113,17 @@ def unusual(section: Section) -> dict[str, Any]:
     return {name: value for name, value in to_plain(section).items() if value != usual[name]}
 
 
+def refuse_set(section: Section, fields: Collection[str], reason: str) -> None:
+    """Raises a one-line ValueError if one of the fields is not at its default, which it names.
+
+    `reason` stands between the value and the default: "; with model.rates it must be".
+    """
+    for name, value in unusual(section).items():
+        if name in fields:
+            usual = to_plain(type(section)())[name]
+            raise ValueError(f"{section.prefix}{name} is {value!r}{reason} {usual!r}")
+
+
 def to_json(section: Section) -> dict[str, Any]:
     """Returns the plain values of a section as a JSON file would return them."""
     return json.loads(json.dumps(to_plain(section)))

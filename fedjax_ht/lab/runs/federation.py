@@ -19,7 +19,7 @@ from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import Config, ModelConfig
-from fedjax_ht.lab.config.typed import to_plain, unusual
+from fedjax_ht.lab.config.typed import refuse_set
 from fedjax_ht.lab.runs.devices import fitting
 from fedjax_ht.lab.runs.method import recipe_by_name
 from fedjax_ht.lab.weights.start import missing, weights_of_model, with_weights
@@ -144,10 +144,7 @@ def sliced_federation(
     model: ModelConfig, rates: Sequence[float], dataset: Dataset | Task
 ) -> Federation:
     """Returns a federation in which client i has a slice, of width `rates[i]`, of one network."""
-    for field, value in unusual(model).items():
-        if field in WITHOUT_RATES:
-            usual = to_plain(ModelConfig())[field]
-            raise ValueError(f"model.{field} is {value!r}; with model.rates it must be {usual!r}")
+    refuse_set(model, WITHOUT_RATES, "; with model.rates it must be")
     shape, outputs = dataset.input_shape, dataset.num_outputs
     network = sliced_network(model.group, outputs, shape, model.norm, model.scaler)
     return make_sliced_federation(network, rates, shape, outputs, task=dataset.task)

@@ -16,8 +16,9 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.user_code import OBJECT, names_object
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.lab.config.sections import Config, Entry, MethodConfig, TrainingConfig
-from fedjax_ht.lab.config.typed import Section, shared_fields, to_plain, unusual
+from fedjax_ht.lab.config.typed import refuse_set, shared_fields, to_plain
 
+UNREAD = ", which is not read for an object from Python; leave it at"
 READ_BY = ("label", "features", "group")
 """Fields of `dataset` that only the reading of a file uses."""
 READ_BY_PUBLIC = ("image_size", "text_length", "tokenizer")
@@ -56,10 +57,10 @@ def with_names(
     sections: dict[str, Any] = {}
     if dataset is not None:
         fields = READ_BY if config.dataset.public else READ_BY + READ_BY_PUBLIC
-        _refuse_unread(config.dataset, fields)
+        refuse_set(config.dataset, fields, UNREAD)
         sections["dataset"] = dataclasses.replace(config.dataset, name=OBJECT + dataset.name)
     if models is not None:
-        _refuse_unread(config.model, OF_GROUPS)
+        refuse_set(config.model, OF_GROUPS, UNREAD)
         sections["model"] = dataclasses.replace(config.model, group=group_of(models))
     if methods:
         known = {entry.get("label") for entry in config.entries if isinstance(entry, Mapping)}
@@ -121,17 +122,6 @@ def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[s
             "recreate its experiment with fl.make_experiment, and call fl.report_run(folder, "
             "experiment), or fl.train_and_evaluate to continue"
         )
-
-
-def _refuse_unread(section: Section, fields: tuple[str, ...]) -> None:
-    """Rejects fields of a section that are set but would not be read."""
-    for field, value in unusual(section).items():
-        if field in fields:
-            usual = to_plain(type(section)())[field]
-            raise ValueError(
-                f"{section.prefix}{field} is {value!r}, which is not read for an object from "
-                f"Python; leave it at {usual!r}"
-            )
 
 
 def object_sums(

@@ -273,11 +273,11 @@ def with_weights(
                     rows = rows or head_classes(origin)
                 if rows is not None and len(rows) == bucket.num_classes:
                     _compare_classes(origin, rows, class_names)
-        own = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-        if head is None and _head(arrays, bucket.module, own["params"]["head"]) is not None:
+        variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+        if head is None and _head(arrays, bucket.module, variables["params"]["head"]) is not None:
             unused.add(name)
         try:
-            fitted = starting_weights(arrays, bucket.module, own, bool(head))
+            fitted = starting_weights(arrays, bucket.module, variables, bool(head))
         except (ValueError, IndexError) as error:
             raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
         return frozen_weights(fitted) if bucket is not adapted else fitted

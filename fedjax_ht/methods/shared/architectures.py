@@ -119,7 +119,8 @@ def averaging_method(
     """Makes a method whose clients average their models, or a part of them.
 
     The server's state is a list with one part for each group of `groups_of`. The downlink is the
-    group's part, and the uplink an `averaging.ModelUplink` of it.
+    group's part, and the uplink an `averaging.ModelUplink` of it; a method whose states or uploads
+    differ brings its own `init_server` or `server_update`.
 
     Args:
       name: the method's name.
