@@ -83,7 +83,10 @@ def test_between_two_computations_the_first_signal_is_left_to_the_run():
 
 
 @pytest.mark.parametrize("seconds", [0.4, 1.5])
-def test_a_signal_while_the_program_starts_is_a_line(run_module, tiny_config, tmp_path, seconds):
+def test_a_signal_at_any_moment_of_the_start_ends_with_a_line(
+    run_module, tiny_config, tmp_path, seconds
+):
+    """How far the program is by then depends on the machine: it may import, read or train."""
     arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}")
     process = subprocess.Popen(
         arguments, cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True
@@ -91,4 +94,6 @@ def test_a_signal_while_the_program_starts_is_a_line(run_module, tiny_config, tm
     time.sleep(seconds)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors.splitlines()[-1].startswith("stopped by SIGTERM")
+    assert "Traceback" not in errors
