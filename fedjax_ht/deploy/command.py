@@ -286,7 +286,7 @@ def main(arguments: Sequence[str]) -> None:
         command = arguments[1] if len(arguments) == 2 else ""
         if command not in COMMANDS:
             raise ValueError(f"give one of {', '.join(COMMANDS)}; see fedjax-ht deploy --help")
-        if _WORKDIR.value is None:
+        if not _WORKDIR.value:
             raise ValueError(
                 f"--workdir is missing; for example fedjax-ht deploy {command} "
                 "--config=quickstart:runlocal --workdir=here"

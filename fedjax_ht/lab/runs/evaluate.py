@@ -230,7 +230,7 @@ def print_curve(loaded: LoadedRun, epochs: Sequence[int], trial: int = 0) -> Non
 
 
 def main(_) -> None:
-    if _WORKDIR.value is None or (_CLIENT.value is None and not _ADAPT.value):
+    if not _WORKDIR.value or (_CLIENT.value is None and not _ADAPT.value):
         raise ValueError(
             "give --workdir, and --client or --adapt_epochs; for example "
             "--workdir=checkpoints/runs/quickstart-seed0-trials3 --client=3"

@@ -144,7 +144,7 @@ def joined(parts: Sequence[Folder]) -> tuple[dict[str, Mapping[str, Any]], dict[
 
 
 def main(arguments: Sequence[str]) -> None:
-    if _WORKDIR.value is None:
+    if not _WORKDIR.value:
         raise ValueError("no --workdir; it names the folder to merge into")
     labels = merge(list(map(Path, arguments[1:])), Path(_WORKDIR.value))
     print(f"{', '.join(labels)}: now in {_WORKDIR.value}, from {len(arguments) - 1} folders.")

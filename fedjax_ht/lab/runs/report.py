@@ -87,7 +87,7 @@ def _entries_of(page: Page, experiment: Plan, workdir: Path) -> list[Entry]:
 
 
 def main(_) -> None:
-    if _WORKDIR.value is None:
+    if not _WORKDIR.value:
         raise ValueError(
             "no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0-trials3"
         )

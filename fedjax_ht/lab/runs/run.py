@@ -87,6 +87,8 @@ def config_file() -> str | None:
 
 def chosen_workdir(name: str, config: Config) -> Path:
     """Returns the folder of --workdir, or a default with this name and the config's seeds."""
+    if _WORKDIR.value == "":  # an unset variable of a script
+        raise ValueError("--workdir is empty; name the folder to write to, or leave the flag out")
     trials = f"-trials{config.trials}" if config.trials > 1 else ""
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 

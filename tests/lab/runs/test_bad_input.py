@@ -173,6 +173,7 @@ def test_runs_of_other_arguments_have_other_folders():
         (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own"),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["stray"], "stray"),
+        (["--workdir="], "--workdir is empty"),
     ],
 )
 def test_the_command_line_exits_with_2_and_one_line(
