@@ -258,8 +258,6 @@ def label_doubts(labels: np.ndarray, class_names: Sequence[str]) -> tuple[str, .
     """
     counts = np.bincount(labels, minlength=len(class_names))
     empty = [name for name, count in zip(class_names, counts) if not count]
-    if not len(labels):
-        return ()
     lines = []
     if np.count_nonzero(counts) == 1:
         lines.append(f"all {len(labels)} samples are of one class, {class_names[labels[0]]}")

@@ -105,10 +105,12 @@ class Dataset:
         _check_kinds(self)
         name = self.name
         labels = as_labels(name, self.labels)
+        if not len(labels):
+            raise ValueError(f"{name} has no samples")
         if not len(self.class_names):
             object.__setattr__(self, "class_names", _numbered(name, labels))
         refuse_twice(name, self.class_names)
-        if len(labels) and not labels.max() < self.num_classes:
+        if not labels.max() < self.num_classes:
             raise ValueError(
                 f"{name}: labels run from {labels.min()} to {labels.max()}, "
                 f"but there are {self.num_classes} class names"

@@ -91,14 +91,10 @@ def read_samples(
       image_size: side in pixels to which images are resized; None keeps them.
 
     Raises:
-      ValueError, OSError: the set cannot be read, does not mark its training and test
-        samples, or has no samples. One line.
+      ValueError, OSError: the set cannot be read, or does not mark its training and test samples.
+        One line.
     """
     dataset = load_dataset(name, data_dir, image_size)
-    if not len(dataset.labels):
-        raise ValueError(
-            f"{name} has no samples; a client needs at least one, to train or test with"
-        )
     if not {"train", "test"} <= set(dataset.official):
         raise ValueError(
             f"{name} does not say which samples train and which test; add official_test to the .npz"

@@ -28,7 +28,7 @@ class Description:
       kind: "images", "texts", "windows", "rows" or "samples".
       count: number of samples.
       form: shape and dtype of a stored sample, "28x28x1 uint8"; for several arrays, of each.
-      low, high: smallest and largest stored value; NaN without samples.
+      low, high: smallest and largest stored value.
       public: number of public samples, which `classes` and `groups` do not count.
       classes: name of each class, or group of similar targets -> its number of samples.
       grouped: "classes", or "groups of targets" for other tasks.
@@ -154,9 +154,7 @@ def _form(inputs: Any) -> str:
 
 def _range(inputs: Any) -> tuple[float, float]:
     """Returns the smallest and largest value of all arrays."""
-    arrays = [x for x in jax.tree.leaves(inputs) if x.size]
-    if not arrays:
-        return float("nan"), float("nan")
+    arrays = jax.tree.leaves(inputs)
     return min(float(x.min()) for x in arrays), max(float(x.max()) for x in arrays)
 
 

@@ -276,8 +276,6 @@ def _made(function: Callable[..., Any], name: str) -> Dataset:
         raise ValueError(
             f"dataset {name!r} returns {kind_of_value(dataset)}; it must return an fl.Dataset"
         )
-    if not len(dataset.labels):
-        raise ValueError(f"dataset {name!r} returns a set without samples")
     reading = dataset.reading or Reading()
     if reading.path:
         return dataset

@@ -123,7 +123,7 @@ def test_the_set_is_that_of_the_function(folder):
     ("name", "options", "line"),
     [
         ("frame", {}, "returns a numpy.ndarray; it must return an fl.Dataset"),
-        ("nothing", {}, "'data_of_a_user:nothing' returns a set without samples"),
+        ("nothing", {}, "'data_of_a_user:nothing' raises ValueError: nothing has no samples"),
         ("partly", {}, "'data_of_a_user:partly' raises TypeError: partly() missing 1 required"),
         ("dataset", {"image_size": 8}, "image_size is 8, but data_of_a_user:dataset makes its"),
         ("dataset", {"label": "y"}, "label is 'y', but data_of_a_user:dataset makes its own"),
