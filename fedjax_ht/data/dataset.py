@@ -373,6 +373,8 @@ def _check_kinds(dataset: Any) -> None:
 def _checked_targets(name: str, targets: Any, task: Task, count: int) -> np.ndarray:
     """Returns targets in their task's form, as a view."""
     (shape, dtype), given = task.target, np.asarray(targets)
+    if np.iscomplexobj(given):
+        raise ValueError(f"{name}: targets are {given.dtype}; {task.name} has {dtype} targets")
     with np.errstate(invalid="ignore", over="ignore"):
         targets = given.astype(dtype, copy=False)
     kept = np.isfinite(targets) if targets.dtype.kind == "f" else targets == given

@@ -158,6 +158,8 @@ def test_targets_are_checked_against_their_task():
         dataclasses.replace(dataset, targets=np.zeros((60, 2)))
     with pytest.raises(ValueError, match=r"^toy: 60 targets are not finite or no .*, first nan"):
         dataclasses.replace(dataset, targets=np.full((60, 1), np.nan))
+    with pytest.raises(ValueError, match=r"^toy: targets are complex128; regression has float32"):
+        dataclasses.replace(dataset, targets=np.full((60, 1), 1j))
     marked = multi_label_dataset("toy", X, MARKS)
     for wrong in (0.9, 300):
         with pytest.raises(ValueError, match=f"180 targets are .* no int8, first {wrong}"):

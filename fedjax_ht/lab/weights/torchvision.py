@@ -179,6 +179,8 @@ def _converted(path: Path, key: str, value: np.ndarray, leaf: jnp.ndarray) -> jn
             f"the state dict's {key} has shape {value.shape}{transposed}, but the model's "
             f"{_joined(path)} has {leaf.shape}"
         )
+    if np.iscomplexobj(array):
+        raise ValueError(f"the state dict's {key} is {array.dtype}; weights are real numbers")
     return jnp.asarray(array, leaf.dtype)
 
 

@@ -126,6 +126,9 @@ def test_weights_that_do_not_fit_are_refused():
     )
     with pytest.raises(ValueError, match=message):
         variables_from_torchvision(grey, variables)
+    rotated = state_dict | {"conv1.weight": state_dict["conv1.weight"] * 1j}
+    with pytest.raises(ValueError, match=r"conv1.weight is complex\d+; weights are real numbers"):
+        variables_from_torchvision(rotated, variables)
 
 
 @functools.cache
