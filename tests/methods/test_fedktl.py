@@ -14,6 +14,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.methods.shared.pair_server import Server
 from fedjax_ht.methods.shared.pairs import draw, draw_in_passes, first_projection, simplex_etf
+from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from tests import tiny
 from tests.generators_tiny import LATENT_DIM, tiny_generator
@@ -198,6 +199,13 @@ class Whole(nn.Module):
 
     def __call__(self, x):
         return self.head(self.base(x))
+
+
+def test_a_federation_of_one_class_is_refused():
+    alone = make_federation({"mlp": mlp(1, (4,))}, (2, 2, 1), 1, num_clients=2)
+    with pytest.raises(ValueError, match="at least 2 classes; the federation has 1"):
+        method_of().check(alone)
+    method_of(classifier="head").check(alone)
 
 
 def test_a_model_of_ones_own_keeps_its_head():

@@ -117,6 +117,8 @@ def check_dimensions(classifier: Classifier, federation: Federation) -> None:
     dim, classes = dimensions(classifier, federation), federation.num_classes
     if not classifier.etf:
         return
+    if classes < 2:
+        raise ValueError("an ETF needs at least 2 classes; the federation has 1")
     if dim < classes:
         raise ValueError(f"dim is {dim}; an ETF of {classes} classes needs at least {classes}")
     replaceable = all(isinstance(b.module, SplitModel) for b in federation.buckets)
