@@ -5,7 +5,7 @@ Trip counts are dynamic: under `vmap` the loop masks finished clients; without i
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -226,9 +226,8 @@ def train(
         first = number % per_epoch * size
         with jax.named_scope(BATCH_OF.format(size)):
             batch = take_batch(data, order, source.count, first, size)
-        if training.augmentation is not None:
-            view_key = jax.random.fold_in(augment_key, number)
-            batch = batch._replace(x=training.augmentation(view_key, batch.x, black))
+        view_key = jax.random.fold_in(augment_key, number)
+        batch = augmented(training, batch, black, key=view_key)
         step_key = jax.random.fold_in(loss_key, number)
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, step_key)
         params, opt_state = descend(training, data, gradients, opt_state, params)
@@ -260,6 +259,21 @@ def no_training(
     size = training.batch_size
     sums = _zero_sums(loss_fn, params, stats, data, data.splits[split], size, key, num_classes)
     return TrainingResult(params, stats, jnp.float32(0), sums)
+
+
+def augmented(training: LocalTraining, batch: Batch, black: Any, *, key: Key[Array, ""]) -> Batch:
+    """Returns a batch as the recipe's augmentation changes it; see `Augment` for `black`.
+
+    Raises:
+      ValueError: the augmentation changes the shape of inputs. One line.
+    """
+    if training.augmentation is None:
+        return batch
+    x = training.augmentation(key, batch.x, black)
+    before, after = jax.tree.map(jnp.shape, (batch.x, x))
+    if before != after:
+        raise ValueError(f"the augmentation returns {after} for {before}; it must keep the shape")
+    return batch._replace(x=x)
 
 
 def descend(
@@ -330,6 +344,11 @@ def _zero_sums(
             raise ValueError(
                 "the loss function returns statistics of another structure than it is given; "
                 "return fl.Loss(value, stats)"
+            )
+        if jnp.shape(loss.value):
+            raise ValueError(
+                f"the loss function returns a value of shape {loss.value.shape}; return a scalar, "
+                "such as fl.losses.masked_mean(value, batch.mask)"
             )
         return loss.rows
 

@@ -34,7 +34,14 @@ from fedjax_ht.core.batches import Batch, take_batch
 from fedjax_ht.core.context import ClientInfo, Context, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
-from fedjax_ht.core.local_training import LocalTraining, LossFn, TrainingResult, descend, num_steps
+from fedjax_ht.core.local_training import (
+    LocalTraining,
+    LossFn,
+    TrainingResult,
+    augmented,
+    descend,
+    num_steps,
+)
 from fedjax_ht.core.method import Method, around
 from fedjax_ht.core.round import any_state, without_samples
 from fedjax_ht.core.samples import Data, Split
@@ -357,8 +364,7 @@ def dp_train(
 
         def gradient_of(sample: Batch, key):
             loss_key, augment_key = jax.random.split(key)
-            if training.augmentation is not None:
-                sample = sample._replace(x=training.augmentation(augment_key, sample.x, black))
+            sample = augmented(training, sample, black, key=augment_key)
 
             def loss(params):
                 return loss_fn(params, stats, sample, loss_key).value

@@ -194,8 +194,26 @@ def test_augmentation_is_told_what_black_is():
     np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
 
 
-@pytest.mark.parametrize("returned", [lambda value: value, lambda value: Loss(value, None)])
-def test_a_loss_without_its_statistics_is_refused(returned):
+def test_an_augmentation_that_changes_shapes_is_refused():
+    training = recipe(augmentation=lambda key, x, black: x[:, 1:])
+
+    def loss_fn(params, stats, batch, key):
+        return Loss(params, stats)
+
+    data = tiny.client_data(np.arange(4))
+    with pytest.raises(ValueError, match=r"returns \(3, 1, 2, 1\) for \(3, 2, 2, 1\)"):
+        train(training, loss_fn, jnp.float32(0), (), data, key=KEY)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda value: value,
+        lambda value: Loss(value, None),
+        lambda value: Loss(value * jnp.ones(3), ()),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_statistics_is_refused(returned):
     def loss_fn(params, stats, batch, key):
         return returned(jnp.mean(batch.x) * params)
 
