@@ -114,7 +114,9 @@ def fedcp(
 
     def init_client(bucket, ctx):
         policy_key, context_key = jax.random.split(jax.random.fold_in(ctx.key, 1))
-        return init_variables(bucket, ctx.key) | {
+        model = init_variables(bucket, ctx.key)
+        return model | {
+            "shared": model["params"]["head"],  # h as received, which trained scores need
             "policy": init_policy(policy_key, bucket.feature_dim),
             "context": jax.random.uniform(context_key, (bucket.feature_dim,)),
         }
@@ -123,7 +125,8 @@ def fedcp(
         first, own = ctx.info.last_round < 0, client["params"]["head"]
         context = jnp.where(first, client["context"], context_of(bucket, own))
         params = {"base": downlink["base"], "head": select(first, downlink["head"], own)}
-        return client | {"params": params, "policy": downlink["policy"], "context": context}
+        taken = {"shared": downlink["head"], "policy": downlink["policy"], "context": context}
+        return client | {"params": params} | taken
 
     def client_update(bucket, client, downlink, data, ctx):
         context, received = client["context"], {"base": downlink["base"]}
@@ -147,7 +150,7 @@ def fedcp(
     def predict(bucket, client, downlink, x, mask):
         rows = own_features(bucket, client, x, mask)
         shares = shares_of(client["policy"], rows, client["context"])
-        out = outputs(bucket, client["params"]["head"], downlink["head"], rows, shares)
+        out = outputs(bucket, client["params"]["head"], client["shared"], rows, shares)
         return {"head": out}
 
     return averaging_method(
