@@ -213,7 +213,7 @@ def client_step(
         return channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
 
     def cost(message):
-        return jax.tree.map(jnp.int32, wire.wire_elements(message))
+        return jax.tree.map(jnp.uint32, wire.wire_elements(message))
 
     def run(client, downlink, data: Data, root, round, info: ClientInfo):
         inputs = (downlink, data, root, round, info)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int, Key, Shaped
+from jaxtyping import Bool, Integer, Key, Shaped
 
 from fedjax_ht.check.options import NonNegative, Share, checked
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree
@@ -90,20 +90,20 @@ class Metadata(NamedTuple):
 
 
 class WireCost(NamedTuple):
-    """Elements and bytes of one message; ints, or int32 scalars if they depend on a mask.
+    """Elements and bytes of one message; ints, or uint32 scalars if they depend on a mask.
 
     Attributes:
       payload_elements, payload_bytes: sizes of arrays, and of sent rows of `Masked`.
       metadata_elements, metadata_bytes: sizes of `Metadata`, and of the indices of sent rows.
     """
 
-    payload_elements: Int[HostArray, "*clients"] | int
-    payload_bytes: Int[HostArray, "*clients"] | int
-    metadata_elements: Int[HostArray, "*clients"] | int
-    metadata_bytes: Int[HostArray, "*clients"] | int
+    payload_elements: Integer[HostArray, "*clients"] | int
+    payload_bytes: Integer[HostArray, "*clients"] | int
+    metadata_elements: Integer[HostArray, "*clients"] | int
+    metadata_bytes: Integer[HostArray, "*clients"] | int
 
     @property
-    def bytes(self) -> Int[HostArray, "*clients"] | int:
+    def bytes(self) -> Integer[HostArray, "*clients"] | int:
         """Payload and metadata."""
         return self.payload_bytes + self.metadata_bytes
 
@@ -226,20 +226,20 @@ def bitmap_bytes(rows: int) -> int:
     return (rows + 7) // 8
 
 
-def takes_bits(rows: int, sent: Int[HostNumber, ""] | int) -> Bool[HostNumber, ""] | bool:
+def takes_bits(rows: int, sent: Integer[HostNumber, ""] | int) -> Bool[HostNumber, ""] | bool:
     """Returns whether bits are shorter than indices, for `sent` rows out of `rows`."""
     return bitmap_bytes(rows) < INDEX_BYTES * sent
 
 
 def position_cost(
-    positions: Any, rows: int, sent: Int[Array, ""] | int
-) -> tuple[Int[Array, ""] | int, Int[Array, ""] | int]:
+    positions: Any, rows: int, sent: Integer[Array, ""] | int
+) -> tuple[Integer[Array, ""] | int, Integer[Array, ""] | int]:
     """Counts the elements and bytes that encode which rows are sent.
 
     Args:
       positions: `Masked.pattern`: None for indices, `SHORTEST`, or a pattern, which costs nothing.
       rows: number of rows of the mask.
-      sent: number of rows that are sent, an int32 scalar.
+      sent: number of rows that are sent, a uint32 scalar.
 
     Returns:
       The number of indices, or of bytes of the bitmap; and their bytes.
@@ -254,7 +254,7 @@ def position_cost(
 
 
 def wire_elements(message: PyTree) -> WireCost:
-    """Counts the elements and bytes of one message; they are counted only here.
+    """Counts the elements and bytes of one message, below 4 GiB; they are counted only here.
 
     Args:
       message: the message of one client, without a client axis.
@@ -267,7 +267,7 @@ def wire_elements(message: PyTree) -> WireCost:
             metadata_bytes += inner.bytes
             continue
         if isinstance(leaf, Masked):
-            values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.int32)
+            values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.uint32)
             elements = rows * (values.size // leaf.mask.size)
             named, named_bytes = position_cost(leaf.pattern, leaf.mask.size, rows)
             metadata_elements += named

@@ -78,6 +78,19 @@ def test_costs_of_a_message(kind):
     assert cost(message) == WireCost(*expected)
 
 
+def test_a_message_may_have_3_gib():
+    """More bytes than int32 holds, sent whole and by rows. Nothing of that size is allocated."""
+
+    @jax.jit
+    def costs(x):
+        values = jnp.broadcast_to(x, (3 << 10, 1 << 18))
+        rows = Masked(values, jnp.broadcast_to(x == 0, len(values)), FIRST_ROWS)
+        return [jax.tree.map(jnp.uint32, wire_elements(each)) for each in (values, rows)]
+
+    for each in costs(jnp.float32(0)):
+        assert int(each.payload_bytes) == 3 << 30
+
+
 def test_sample_counts_are_metadata():
     sums = ClassSums(jnp.ones((4, 3)), jnp.array([5.0, 0.0, 2.0, 0.0]))
     up = prototype_uplink(sums, with_counts=True)
