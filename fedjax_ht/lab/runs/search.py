@@ -45,6 +45,7 @@ from fedjax_ht.lab.runs.ray_cluster import Report
 from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
 from fedjax_ht.lab.runs.spaces import Space, described_space, points_of, space_of
 from fedjax_ht.lab.runs.tasks import Tasks, Workplace, in_place, kept
+from fedjax_ht.lab.runs.train import once_started
 from fedjax_ht.methods.shared.coded import CODES
 from fedjax_ht.simulation.rows import Runs
 
@@ -103,6 +104,7 @@ def searched(
     Raises:
       ValueError, OSError: the config is invalid or has no validation sets, or `workdir` is in use
         or holds another search. One line.
+      Unwritable: a file cannot be written after the start. One line.
       Interrupted: a signal stopped the search.
     """
     if jax.process_count() > 1:
@@ -135,11 +137,12 @@ def searched(
             result = _halved(list(experiment.runs), at, workdir, train=train, tell=tell)
             return result._replace(score=score_of_task(experiment.dataset.task))
 
-        try:
-            return search(trace=True)
-        except (jax.errors.ConcretizationTypeError, UntraceableSetting):
-            tell("a setting cannot vary within a program, so every point compiles its own")
-            return search(trace=False)
+        with once_started():
+            try:
+                return search(trace=True)
+            except (jax.errors.ConcretizationTypeError, UntraceableSetting):
+                tell("a setting cannot vary within a program, so every point compiles its own")
+                return search(trace=False)
 
 
 def _halved(

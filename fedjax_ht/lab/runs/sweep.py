@@ -20,6 +20,7 @@ from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly, refuse_method_flags
 from fedjax_ht.lab.runs.search import budget, searched, table
 from fedjax_ht.lab.runs.spaces import parse_space, points_of
+from fedjax_ht.lab.runs.train import once_started
 
 _ENTRY = flags.DEFINE_string(
     "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."
@@ -48,7 +49,8 @@ def main(_) -> None:
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
         result = searched(config, labels, _HALVINGS.value, workdir=workdir, tell=tell, tasks=tasks)
-    text = f"{table(result)}\n\n{spent}."
-    write_whole(workdir / "sweep.md", text + "\n")
+        text = f"{table(result)}\n\n{spent}."
+        with once_started():
+            write_whole(workdir / "sweep.md", text + "\n")
     print(f"\n{text}\n{time.time() - start:.0f} s.\n")
     print(f"chosen: --methods={shlex.quote(result.best)}")

@@ -283,6 +283,17 @@ class Unwritable(OSError):
     """A file could not be written after the start of the run. One line."""
 
 
+@contextlib.contextmanager
+def once_started() -> Iterator[None]:
+    """Turns an OSError into `Unwritable`, after the start of a run or a search."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(
+            f"{error}; earlier saves are intact, and the same command continues from there"
+        ) from error
+
+
 class Result(NamedTuple):
     """The result of a run.
 
@@ -382,7 +393,7 @@ def train_and_evaluate(
             write_page(page, workdir)
         _announce(experiment, workdir, notify, writable)
         pictures = []
-        try:
+        with once_started():
             histories = _play_all(experiment, workdir, notify, tasks=tasks, writable=writable)
             shown = compared(
                 config, experiment.entries, identities, histories=histories, workdir=workdir
@@ -395,10 +406,6 @@ def train_and_evaluate(
                 notify("stage", f"drawing plots{'' if config.report.maps == 'none' else also}")
                 warn_of_map = functools.partial(notify, "warn")
                 pictures = write_results(experiment, shown, page, workdir, warn_of_map)
-        except OSError as error:
-            raise Unwritable(
-                f"{error}; earlier saves are intact, and the same command continues from there"
-            ) from error
     files = [workdir / "config.json", workdir / "summary.md"]
     for entry in experiment.entries:
         files += [workdir / entry.folder / name for name in (*FILES, "checkpoints")]

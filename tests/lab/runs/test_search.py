@@ -1,9 +1,12 @@
 """Searches: their points, who goes on, and that points which share a program train as alone."""
 
+import errno
 import json
 import math
+import os
 import re
 from typing import Annotated
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +34,7 @@ from fedjax_ht.lab.runs.search import (
 from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.lab.runs.spaces import described_space, draw, grid, parse_space, points_of, space_of
 from fedjax_ht.lab.runs.tasks import Tasks
+from fedjax_ht.lab.runs.train import Unwritable
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import FACTORIES
 from tests.lab.runs.folders import refused
@@ -164,6 +168,16 @@ def test_points_are_known_by_their_settings(config, tmp_path):
     assert both == first | run(config, tmp_path / "b", 0, [fast]).scores[1]
     with pytest.raises(ValueError, match=f"holds a search of other points, such as {slow}; search"):
         run(config, tmp_path / "a", 0, [fast])
+
+
+def test_a_full_disk_ends_a_search_as_it_ends_a_run(config, tmp_path):
+    def full(file, **arrays):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    config.rounds = 1
+    # No program depends on how files are written; after `monkeypatch` all would be made again.
+    with mock.patch.object(np, "savez", full), refused("earlier saves are intact", Unwritable):
+        run(config, tmp_path, 0, ["local"])
 
 
 @pytest.mark.parametrize("content", ['{"x": {}}', '{"1": 5}', '{"1": {"local": "x"}}'])
