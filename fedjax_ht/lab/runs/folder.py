@@ -178,7 +178,11 @@ def run_folder(
             before, noted = earlier.entries, earlier.notes
             both = {label: _as_json(recorded(before[label])) for label in now if label in before}
             again = {label: now[label] for label in both}
-            _refuse_other(_compared(earlier.fields, both), _compared(fields, again), path)
+            there, here = _compared(earlier.fields, both), _compared(fields, again)
+            same_data = noted.get("data") == notes.get("data") is not None
+            if same_data and _unplaced(there["dataset.name"]) == _unplaced(config.dataset.name):
+                del there["dataset.name"], here["dataset.name"]  # the file was moved
+            _refuse_other(there, here, path)
             check_sums(noted, notes, config, path)
             check_generator(noted.get("random", {}), str(path))
             for note in BY_ENTRY:
@@ -285,6 +289,12 @@ def results_of(folder: Path) -> list[Path]:
 
 def _as_json(entry: Entry) -> dict[str, Any]:
     return json.loads(json.dumps(entry._asdict()))
+
+
+def _unplaced(dataset: str) -> tuple[str, str]:
+    """Returns "npz:FOLDER/mine.npz" without the folder: its prefix, and the rest."""
+    prefix, _, rest = dataset.partition(":")
+    return prefix, Path(rest).name
 
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:

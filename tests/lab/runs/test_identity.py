@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,15 @@ def test_an_entry_of_an_equal_run_joins_wherever_its_data_lie(config, finished, 
     trained(config, tmp_path / "run", **{"dataset.name": f"npz:{moved}"})
     assert metrics(tmp_path / "run", "local") == metrics(finished, "local")
     assert load_run(tmp_path / "run").state.round == 3
+
+
+def test_a_run_resumes_with_its_data_in_another_folder(config, finished, tmp_path):
+    file = Path(config.dataset.name.removeprefix("npz:"))
+    folder, moved = shutil.copytree(finished, tmp_path / "run"), shutil.copy(file, tmp_path)
+    trained(config, folder, **{"dataset.name": f"npz:{moved}"})
+    assert load_run(folder).state.round == 3
+    renamed = shutil.copy(file, tmp_path / "other.npz")
+    refusals(config, folder, "dataset.name: ", **{"dataset.name": f"npz:{renamed}"})
 
 
 def test_other_data_under_the_same_name_are_others():
