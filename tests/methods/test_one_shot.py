@@ -298,7 +298,7 @@ def test_sums_of_codes():
 
 @pytest.mark.parametrize("method", [afl(TRAINING), fedcgs(TRAINING), fedpft(TRAINING)])
 def test_statistics_of_a_client_count_together(method):
-    """A defence may drop one part of an upload and keep the others."""
+    """A defence may drop one part of an upload and keep the others. The client sends again."""
     _, _, uplink, *_ = uploaded(method)
     first = uplink[0]._replace(mask=np.zeros_like(uplink[0].mask))
     partly = uplink._replace(**{uplink._fields[0]: first})
@@ -307,7 +307,8 @@ def test_statistics_of_a_client_count_together(method):
 
     def kept(uploads):
         received = tiny.receive(uploads, {federation.buckets[0].name: [0, 1]})
-        return method.server_update(federation, server, received, tiny.context())[0].kept
+        after, _ = method.server_update(federation, server, received, tiny.context())
+        return after.kept, after.heard
 
     tiny.check_equal(kept({0: uplink, 1: partly}), kept({0: uplink}))
 

@@ -176,7 +176,8 @@ class Statistics(NamedTuple):
       init: (federation, bucket) -> the server's statistics of the bucket before any upload.
       of_client: (bucket, client, data, sends bool) -> (uplink, metrics); the uplink is sent only if
         `sends` is True.
-      add: (federation, bucket, kept, received) -> kept, with what arrived added.
+      add: (federation, bucket, kept, received) -> (kept, with what arrived added; bool [P], the
+        clients that need not send again: a defence may drop what arrived).
       heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
         in the order of `ordered`.
       server_reads: "sums" or "uploads", as for `Wire.server_reads`.
@@ -184,7 +185,7 @@ class Statistics(NamedTuple):
 
     init: Callable[[Federation, Bucket], PyTree]
     of_client: Callable[[Bucket, PyTree, Data, jax.Array], tuple[PyTree, dict]]
-    add: Callable[[Federation, Bucket, PyTree, Received], PyTree]
+    add: Callable[[Federation, Bucket, PyTree, Received], tuple[PyTree, jax.Array]]
     heads: Callable[..., list[PyTree]]
     server_reads: Literal["sums", "uploads"]
 
@@ -210,7 +211,8 @@ def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
         return uplink, {"square": square / jnp.maximum(data.splits["train"].count, 1)}
 
     def add(federation, bucket, kept, received):
-        return add_trees(kept, _sum_sent(received))
+        sums, sent = _sum_sent(received)
+        return add_trees(kept, sums), sent
 
     def heads(federation, kept, clients, key):
         all_counts = sum(sums.counts for sums in kept) if counted else ()
@@ -256,8 +258,9 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
         heard, kept, clients = server.heard, [], []
         for bucket, before in zip(ordered(federation), server.kept):
             uploads = received[bucket.name]
-            kept.append(statistics.add(federation, bucket, before, uploads))
-            heard = set_rows(heard, uploads, True)
+            after, counted = statistics.add(federation, bucket, before, uploads)
+            kept.append(after)
+            heard = set_rows(heard, uploads, True, counted)
             clients.append(heard[np.array(federation.members(bucket))].sum())
         new = heard.sum() - server.heard.sum()
         differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
@@ -290,10 +293,10 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
     )
 
 
-def _sum_sent(received: Received) -> PyTree:
+def _sum_sent(received: Received) -> tuple[PyTree, jax.Array]:
     """Sums the values of uplinks over the clients that arrived and whose statistics are all sent.
 
-    A defence may drop some of a client's.
+    A defence may drop some of a client's. Returns the sums, and bool [P], these clients.
     """
     masks = [leaf.mask for leaf in jax.tree.leaves(received.uplink, is_leaf=is_masked)]
     sent = functools.reduce(jnp.logical_and, masks, jnp.asarray(received.arrived))
@@ -301,4 +304,4 @@ def _sum_sent(received: Received) -> PyTree:
     def total(leaf):
         return weighted_sum(leaf.values, sent.astype(jnp.float32))
 
-    return jax.tree.map(total, received.uplink, is_leaf=is_masked)
+    return jax.tree.map(total, received.uplink, is_leaf=is_masked), sent
