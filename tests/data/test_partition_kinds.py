@@ -211,6 +211,8 @@ def test_the_last_client_of_a_balanced_class_takes_what_is_left_over():
         ("pathological", {"classes_per_client": 11}, "classes_per_client is 11; it must be at"),
         ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10"),
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
+        ("class_shares", {"classes_per_client": 5, "train_share": 0.6}, "train_share is not read"),
+        ("class_shares", {"sets": "merged", "val_size": 5}, "val_size is not read with sets='mer"),
         ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
         ("iid", {"sets": "official", "train_share": 0.8}, "only set val_share"),
