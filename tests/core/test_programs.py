@@ -11,6 +11,7 @@ from jax.extend.core.primitives import call_p, closed_call_p
 from fedjax_ht.core import compiling
 from fedjax_ht.core.compiling import (
     GRAPH_OPTIONS,
+    LEVEL,
     QUICK_OPTIONS,
     compile_ahead,
     compiler_options,
@@ -212,7 +213,7 @@ def with_jax(monkeypatch):
 @pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 0), (0, 12, 0, 1)])
 def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
     with_jax(*version)
-    assert compiler_options("cpu") is None and compiler_options("tpu") is None
+    assert compiler_options("cpu") == LEVEL and compiler_options("tpu") is None
     options = compiler_options("gpu")
     graphed = options["xla_gpu_enable_command_buffer"].split(",")
     assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(graphed)
@@ -221,9 +222,9 @@ def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
 
 
 def test_programs_that_do_not_train_compile_quickly_where_jax_can(with_jax):
-    for version, options in [((0, 10, 2), QUICK_OPTIONS[0, 10]), ((0, 12, 0, 1), None)]:
+    for version, options in [((0, 10, 2), QUICK_OPTIONS[0, 10]), ((0, 12, 0, 1), {})]:
         with_jax(*version)
-        assert compiler_options("cpu", quick=True) == options
+        assert compiler_options("cpu", quick=True) == LEVEL | options
         assert compiler_options("gpu", quick=True) == compiler_options("gpu")
 
 
@@ -237,7 +238,7 @@ def test_this_jax_has_graphs():
 
 
 VERSION = jax.__version_info__[:2]
-OPTIONS_HERE = GRAPH_OPTIONS.get(VERSION, {}) | QUICK_OPTIONS.get(VERSION, {})
+OPTIONS_HERE = LEVEL | GRAPH_OPTIONS.get(VERSION, {}) | QUICK_OPTIONS.get(VERSION, {})
 
 
 def compiled_with(options: dict) -> jax.Array:
@@ -256,7 +257,7 @@ def test_this_jax_takes_each_option(name):
 
 def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
     with_jax(1, 0, 0)
-    assert compiler_options("cpu") is None and not caplog.records
+    assert compiler_options("cpu") == LEVEL and not caplog.records
     assert [compiler_options("gpu") for _ in range(3)] == [None] * 3
     (record,) = caplog.records
     assert record.levelname == "WARNING"
