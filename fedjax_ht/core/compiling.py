@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
@@ -194,12 +193,10 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, trains: bool) -> C
 
     def by_bucket(states, schedules, server, data, when):
         arguments, new = {}, []
-        # Inside an outer trace nothing is compiled here.
-        is_traced = any(isinstance(x, Tracer) for x in jax.tree.leaves(server))
         for name in states:
             arguments[name] = states[name], schedules[name], server, data[name], when
             form = name, *map(jnp.shape, jax.tree.leaves(arguments[name]))
-            if form not in called and not is_traced:
+            if form not in called:
                 called.add(form)
                 new.append((programs[name], arguments[name]))
         compile_ahead(new)
