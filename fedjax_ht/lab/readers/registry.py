@@ -8,11 +8,10 @@ import dataclasses
 import errno
 import functools
 import hashlib
-import importlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from fedjax_ht.check.names import kind_of_value, meant, unknown
 from fedjax_ht.check.options import checked
+from fedjax_ht.check.registration import Registry
 from fedjax_ht.core.inputs import Pixels, described, is_image
 from fedjax_ht.core.user_code import (
     call_user_function,
@@ -45,67 +45,47 @@ from fedjax_ht.lab.readers.source import (
 from fedjax_ht.lab.safe.arrays import opened_npz
 from fedjax_ht.lab.safe.bounded import reading, sha256_of, stamp_of, user_path
 
-_MODULES = {
-    "fashion_mnist_10k": "small_images",
-    "har_10persons": "motion",
-    "har_30persons": "motion",
-    "fashion_mnist": "small_images",
-    "mnist": "small_images",
-    "cifar10": "small_images",
-    "cifar100": "small_images",
-    "svhn": "tfds",
-    "tiny_imagenet": "photographs",
-    "flowers102": "tfds",
-    "food101": "tfds",
-    "har": "motion",
-    "pamap2": "motion",
-    "camelyon17": "photographs",
-    "ag_news": "table_files",
-    "ag_news_test": "table_files",
-    "folder:PATH": "image_folder",
-    "domains:PATH": "image_folder",
-    "masks:PATH": "masks",
-    "npz:PATH": "npz",
-    "csv:PATH": "table_files",
-    "text:PATH": "table_files",
-    "parquet:PATH": "table_files",
-    "hf:PATH": "in_memory",
-    "tfds:NAME": "tfds",
-    "client_folders:PATH": "client_folders",
-    "leaf:PATH": "leaf",
-    "next_token:PATH": "next_token",
+_DECLARED = {
+    "fashion_mnist_10k": "small_images:FASHION_MNIST_10K",
+    "har_10persons": "motion:HAR_10PERSONS",
+    "har_30persons": "motion:HAR_30PERSONS",
+    "fashion_mnist": "small_images:FASHION_MNIST",
+    "mnist": "small_images:MNIST",
+    "cifar10": "small_images:CIFAR10",
+    "cifar100": "small_images:CIFAR100",
+    "svhn": "tfds:SVHN",
+    "tiny_imagenet": "photographs:TINY_IMAGENET",
+    "flowers102": "tfds:FLOWERS102",
+    "food101": "tfds:FOOD101",
+    "har": "motion:HAR",
+    "pamap2": "motion:PAMAP2",
+    "camelyon17": "photographs:CAMELYON17",
+    "ag_news": "table_files:AG_NEWS",
+    "ag_news_test": "table_files:AG_NEWS_TEST",
+    "folder:PATH": "image_folder:FOLDER",
+    "domains:PATH": "image_folder:DOMAINS",
+    "masks:PATH": "masks:MASKS",
+    "npz:PATH": "npz:NPZ",
+    "csv:PATH": "table_files:CSV",
+    "text:PATH": "table_files:TEXT",
+    "parquet:PATH": "table_files:PARQUET",
+    "hf:PATH": "in_memory:HF",
+    "tfds:NAME": "tfds:TFDS",
+    "client_folders:PATH": "client_folders:CLIENT_FOLDERS",
+    "leaf:PATH": "leaf:LEAF",
+    "next_token:PATH": "next_token:NEXT_TOKEN",
 }
-"""Name of a set, or prefix of a kind of sets and its argument -> the module that declares it."""
+"""Name of a set, or prefix of a kind of sets and its argument -> its declaration, MODULE:NAME."""
 
-
-class _Sources(Mapping):
-    """Name or prefix -> declaration; a lookup imports the declaring module."""
-
-    def __init__(self, names: Iterable[str]):
-        self._names = {name.partition(":")[0]: name for name in names}
-
-    def __getitem__(self, prefix: str) -> Source:
-        name = self._names[prefix]
-        module = importlib.import_module(f"fedjax_ht.lab.readers.{_MODULES[name]}")
-        declared = [value for value in vars(module).values() if isinstance(value, Source)]
-        return next(source for source in declared if source.name == name)
-
-    def __contains__(self, prefix: object) -> bool:  # Mapping's own would import the module
-        return prefix in self._names
-
-    def __iter__(self):
-        return iter(self._names)
-
-    def __len__(self):
-        return len(self._names)
-
-
-SOURCES: Mapping[str, Source] = _Sources(_MODULES)
+SOURCES: Mapping[str, Source] = Registry(
+    {name.partition(":")[0]: f"{__package__}.{place}" for name, place in _DECLARED.items()}
+)
+"""Name or prefix -> declaration; a lookup imports the declaring module."""
 
 
 def dataset_names() -> tuple[str, ...]:
     """Returns the names that `load_dataset` takes; a prefix shows its argument, "npz:PATH"."""
-    return tuple(_MODULES)
+    return tuple(_DECLARED)
 
 
 def find_source(name: str) -> Source | None:
