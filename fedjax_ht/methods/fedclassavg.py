@@ -37,7 +37,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.check.options import NonNegative, Positive, SearchRange, checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import features, logits, own_features
 from fedjax_ht.core.federation import Federation, require_equal_heads
@@ -48,7 +47,8 @@ from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
-from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, take_head
+from fedjax_ht.methods.shared.averaging import ModelUplink, average_uploads, sent_samples
+from fedjax_ht.methods.shared.heads import init_head, take_head
 from fedjax_ht.methods.shared.supervised import train_client
 from fedjax_ht.methods.shared.variants import Variant
 
@@ -141,10 +141,8 @@ def fedclassavg(
             return local_pass(bucket, client, data, jax.random.fold_in(ctx.key, left))
 
         client, loss = lax.fori_loop(0, passes, one_pass, (client, jnp.float32(0)))
-        return client, head_uplink(client, ctx, "samples"), {"loss": loss}
-
-    def server_update(federation, server, received, ctx):
-        return mean_head(server, gather_received(received)), {}
+        uplink = ModelUplink(client["params"]["head"], sent_samples(ctx, "samples"))
+        return client, uplink, {"loss": loss}
 
     def predict(bucket, client, downlink, x, mask):
         rows = jax.nn.relu(own_features(bucket, client, x, mask))
@@ -157,7 +155,7 @@ def fedclassavg(
         init_server=init_head,
         receive=receive,
         client_update=client_update,
-        server_update=server_update,
+        server_update=average_uploads,
         predict=predict,
         wire=Wire(server_reads="sums"),
     )

@@ -44,7 +44,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import Array, PyTree
 from fedjax_ht.methods.shared import small_part
-from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, average_uploads, sent_samples
 from fedjax_ht.methods.shared.mutual import init_pair, receive_shared
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.split import SplitModel
@@ -209,7 +209,7 @@ def fedmrl(
         init_client=first_client,
         receive=receive_shared,
         client_update=client_update,
-        server_update=small_part.average_part,
+        server_update=average_uploads,
         predict=predict,
         rules=("head", "shared"),
         view=View(features=compared),

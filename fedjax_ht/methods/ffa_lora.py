@@ -30,7 +30,6 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Model, Rows
 from fedjax_ht.methods.shared.averaging import sent_samples
-from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
@@ -127,7 +126,7 @@ def ffa_lora(training: LocalTraining) -> Method:
         for old, (uploads, held) in zip(server.models, joined):
             weights = adapters.sample_weights(uploads)
             rows = adapters.mean_by_rows(uploads.uplink.rows, weights, held, old.rows)
-            models.append(Model(rows, mean_head(old.head, uploads)))
+            models.append(Model(rows, adapters.mean_head(old.head, uploads)))
         return server._replace(models=models), {}
 
     return Method(

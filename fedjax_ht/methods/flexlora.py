@@ -29,7 +29,6 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.trees import select
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import Model, Rows
-from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
@@ -154,7 +153,7 @@ def decomposing(name: str, training: LocalTraining, by_rank: bool = False) -> Me
         for old, (uploads, held) in zip(server, joined):
             weights, rows = adapters.sample_weights(uploads), uploads.uplink.rows
             rows = mean_product(rows, weights, old.rows, held if by_rank else None)
-            model = Model(rows, mean_head(old.head, uploads))
+            model = Model(rows, adapters.mean_head(old.head, uploads))
             new.append(select(weights.any(), model, old))
         return new, {}
 

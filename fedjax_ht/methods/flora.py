@@ -40,7 +40,6 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import AdapterUplink, Rows
 from fedjax_ht.methods.shared.averaging import set_rows
-from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.adapters import A, B
 
@@ -227,7 +226,7 @@ def flora(training: LocalTraining) -> Method:
                 rows=rows,
                 held=held,
                 total=jax.tree.map(jnp.add, old.total, products_of(rows)),
-                head=mean_head(old.head, uploads),
+                head=adapters.mean_head(old.head, uploads),
                 made=round,
                 before=old.made,
             )

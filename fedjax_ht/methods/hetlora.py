@@ -40,7 +40,6 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, dense, is_masked
 from fedjax_ht.methods.shared import adapters
 from fedjax_ht.methods.shared.adapters import Model, Rows
 from fedjax_ht.methods.shared.averaging import mean_or, set_rows
-from fedjax_ht.methods.shared.heads import mean_head
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -176,7 +175,7 @@ def hetlora(
             if weighting == "norms":
                 weights = jnp.where(weights > 0, norms, 0)
             rows = mean_or(old.rows, uploads.uplink.rows, weights)
-            models.append(Model(rows, mean_head(old.head, uploads)))
+            models.append(Model(rows, adapters.mean_head(old.head, uploads)))
         ranks = server.ranks
         for uploads in received.values() if prune else ():
             sent = rank_of(uploads.uplink.rows)

@@ -16,13 +16,12 @@ Settled here:
 """
 
 from fedjax_ht.check.options import checked
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
-from fedjax_ht.methods.shared.averaging import Weighting
-from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, receive_head
-from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.architectures import HEAD, plain_update
+from fedjax_ht.methods.shared.averaging import Weighting, average_uploads
+from fedjax_ht.methods.shared.heads import init_head, receive_head
 
 
 @checked
@@ -33,14 +32,6 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
       training: the recipe of local training.
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        return client, head_uplink(client, ctx, weighting), {"loss": result.loss}
-
-    def server_update(federation, server, received, ctx):
-        return mean_head(server, gather_received(received)), {}
-
     return Method(
         name="lg_fedavg",
         training=training,
@@ -48,7 +39,7 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
         check=require_equal_heads,
         init_server=init_head,
         receive=receive_head,
-        client_update=client_update,
-        server_update=server_update,
+        client_update=plain_update(training, weighting, HEAD),
+        server_update=average_uploads,
         wire=Wire(server_reads="sums"),
     )

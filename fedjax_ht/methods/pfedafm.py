@@ -40,7 +40,7 @@ from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.methods.shared import small_part
-from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
+from fedjax_ht.methods.shared.averaging import ModelUplink, average_uploads, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.mutual import receive_shared
 from fedjax_ht.methods.shared.small_part import Mixer, mixed_features, train_mixed
@@ -116,7 +116,7 @@ def pfedafm(
         init_client=init_client,
         receive=receive_shared,
         client_update=client_update,
-        server_update=small_part.average_part,
+        server_update=average_uploads,
         predict=predict,
         view=View(features=compared),
         wire=Wire(server_reads="sums"),

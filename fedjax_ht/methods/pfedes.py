@@ -38,8 +38,7 @@ from fedjax_ht.core.inputs import image_shape, zeros
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
-from fedjax_ht.methods.shared.small_part import average_part
+from fedjax_ht.methods.shared.averaging import ModelUplink, average_uploads, sent_samples
 from fedjax_ht.methods.shared.supervised import batch_loss, train_client
 from fedjax_ht.models.layers import Conv
 
@@ -124,6 +123,6 @@ def pfedes(
         check=require_images,
         init_server=init_server,
         client_update=client_update,
-        server_update=average_part,
+        server_update=average_uploads,
         wire=Wire(server_reads="sums"),
     )

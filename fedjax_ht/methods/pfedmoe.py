@@ -39,7 +39,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, View, Wire
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared import small_part
-from fedjax_ht.methods.shared.averaging import ModelUplink, sent_samples
+from fedjax_ht.methods.shared.averaging import ModelUplink, average_uploads, sent_samples
 from fedjax_ht.methods.shared.mutual import receive_shared, take_shared
 from fedjax_ht.methods.shared.small_part import Mixer, Rows, mixed_features, train_mixed
 from fedjax_ht.models.layers import Linear
@@ -170,7 +170,7 @@ def pfedmoe(
         init_client=init_client,
         receive=receive_shared,
         client_update=client_update,
-        server_update=small_part.average_part,
+        server_update=average_uploads,
         predict=predict,
         view=View(features=compared),
         wire=Wire(server_reads="sums"),

@@ -15,7 +15,6 @@ from fedjax_ht.methods.fedmrl import fedmrl
 from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
-from fedjax_ht.methods.shared import heads
 from fedjax_ht.methods.shared.architectures import EXTRACTOR, groups_of
 from fedjax_ht.methods.shared.averaging import ModelUplink, weighted_mean
 from fedjax_ht.models import SplitModel, mlp
@@ -31,9 +30,9 @@ BY_SAMPLES, ALIKE = [3, 5], [1, 1]
 SERVERS = {  # the method, what clients send of a model, and the weights of three and five samples
     "fedavg": (fedavg(TRAINING), ModelUplink, BY_SAMPLES),
     "fedavg, uniform": (fedavg(TRAINING, "uniform"), ModelUplink, ALIKE),
-    "lg_fedavg": (lg_fedavg(TRAINING), heads.Uplink, BY_SAMPLES),
-    "lg_fedavg, uniform": (lg_fedavg(TRAINING, "uniform"), heads.Uplink, ALIKE),
-    "fedclassavg": (fedclassavg(TRAINING), heads.Uplink, BY_SAMPLES),
+    "lg_fedavg": (lg_fedavg(TRAINING), ModelUplink, BY_SAMPLES),
+    "lg_fedavg, uniform": (lg_fedavg(TRAINING, "uniform"), ModelUplink, ALIKE),
+    "fedclassavg": (fedclassavg(TRAINING), ModelUplink, BY_SAMPLES),
     "fml": (fml(TRAINING), None, ALIKE),
     "fedapen": (fedapen(TRAINING), None, ALIKE),
     "fedmrl": (fedmrl(TRAINING), ModelUplink, BY_SAMPLES),

@@ -76,7 +76,7 @@ def test_client_update_equals_the_reference(options, used, last_round):
     want, loss = after_pass(want, 1)
     tiny.check_model(trained["params"], want, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    tiny.check_equal(uplink.head, trained["params"]["head"])
+    tiny.check_equal(uplink.params, trained["params"]["head"])
     assert uplink.num_samples.value == ctx.info.num_samples
 
 

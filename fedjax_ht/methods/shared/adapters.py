@@ -25,7 +25,7 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, dense
-from fedjax_ht.methods.shared.averaging import client_weights, sent_samples
+from fedjax_ht.methods.shared.averaging import client_weights, mean_or, sent_samples
 from fedjax_ht.models.adapters import (
     A,
     Adapted,
@@ -270,6 +270,11 @@ def mean_by_rows(rows: Rows, weights: jax.Array, held: jax.Array, old: Rows) -> 
 def sample_weights(received: Received) -> jax.Array:
     """Returns weights by number of samples, float32 [P], see `averaging.client_weights`."""
     return client_weights(received, received.uplink.num_samples)
+
+
+def mean_head(head: PyTree, received: Received) -> PyTree:
+    """Averages the heads of uploads; returns `head` if no client with samples arrived."""
+    return mean_or(head, received.uplink.head, sample_weights(received))
 
 
 # Clients

@@ -37,6 +37,9 @@ WHOLE = Part(of=lambda bucket, params: params, put=lambda params, shared: shared
 EXTRACTOR = Part(
     of=lambda bucket, params: params["base"], put=lambda params, base: params | {"base": base}
 )
+HEAD = Part(
+    of=lambda bucket, params: params["head"], put=lambda params, head: params | {"head": head}
+)
 
 
 def groups_of(federation: Federation, part: Part = WHOLE) -> list[list[Bucket]]:

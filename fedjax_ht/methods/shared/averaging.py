@@ -5,7 +5,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.aggregation import gather_received
+from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import HostArray, PyTree, select
 from fedjax_ht.core.wire import Metadata, over_rows
@@ -90,6 +92,13 @@ def mean_model(old: PyTree, received: Received) -> PyTree:
     """Averages uploads of type `ModelUplink`; returns `old` if no client with samples arrived."""
     uplink = received.uplink
     return mean_or(old, uplink.params, client_weights(received, uplink.num_samples))
+
+
+def average_uploads(
+    federation: Federation, server: PyTree, received: dict[str, Received], ctx: Context
+) -> tuple[PyTree, Metrics]:
+    """Sets the server to the `mean_model` of all clients' uploads; a `Method.server_update`."""
+    return mean_model(server, gather_received(received)), {}
 
 
 def set_rows(

@@ -1,37 +1,22 @@
-"""Heads on the wire: the first global head, a client's upload, and the mean of the uploads.
+"""Heads on the wire: the first global head, and how a client takes it.
 
 A head holds a model's parameters after the features, of the same form in all clients. Papers also
 call it "header" or "classifier".
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket, start_from
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import Weighting, client_weights, mean_or, sent_samples
 
 Bias = Literal["first", "last"]
 """The position of a class's bias in its row of a linear head."""
-
-
-class Uplink(NamedTuple):
-    """A client's upload.
-
-    Attributes:
-      head: the parameters of its head.
-      num_samples: Metadata(int32), the client's number of training samples; () for an unweighted
-        mean.
-    """
-
-    head: PyTree
-    num_samples: Metadata | tuple
 
 
 def rows_of(head: PyTree, bias: Bias = "last") -> jax.Array:
@@ -82,22 +67,3 @@ def receive_head(
 ) -> PyTree:
     """Replaces a client's head with the global head, its downlink; a `Method.receive`."""
     return take_head(client, downlink)
-
-
-def head_uplink(client: PyTree, ctx: Context, weighting: Weighting) -> Uplink:
-    """Makes a client's upload, with its number of samples if `weighting` is "samples"."""
-    return Uplink(client["params"]["head"], sent_samples(ctx, weighting))
-
-
-def mean_head(head: PyTree, received: Received) -> PyTree:
-    """Computes the weighted mean of the heads that arrived.
-
-    Args:
-      head: the previous global head, kept if no client with samples arrived.
-      received: uplinks with `head` and `num_samples`, in the order of `gather_received`.
-
-    Returns:
-      The new global head; weights are those of `averaging.client_weights`.
-    """
-    weights = client_weights(received, received.uplink.num_samples)
-    return mean_or(head, received.uplink.head, weights)

@@ -13,15 +13,13 @@ from typing import NamedTuple
 import jax
 import optax
 
-from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import Bucket, init_variables, own_features
-from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
-from fedjax_ht.methods.shared.averaging import mean_model
 from fedjax_ht.methods.shared.mutual import init_pair, take_shared, train_parts
 from fedjax_ht.methods.shared.supervised import batch_features
 
@@ -64,16 +62,6 @@ def init_client(bucket: Bucket, ctx: Context) -> PyTree:
     """Initialises a client like `mutual.init_pair`, without the head of the shared model."""
     client = init_pair(bucket, ctx)
     return take_shared(client, params={"base": client["shared"]["params"]["base"]})
-
-
-def average_part(
-    federation: Federation, server: PyTree, received: dict[str, Received], ctx: Context
-) -> tuple[PyTree, Metrics]:
-    """Averages uploads of type `averaging.ModelUplink`; a `Method.server_update`.
-
-    The server keeps its part if no client with samples arrived.
-    """
-    return mean_model(server, gather_received(received)), {}
 
 
 def require_shared_width(name: str) -> Callable[[Federation], None]:
