@@ -37,7 +37,6 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared import public
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Server(NamedTuple):
@@ -102,16 +101,6 @@ def dsfl(
     def probabilities(bucket, client, x, mask):
         return jax.nn.softmax(head_scores(bucket, client, x, mask))
 
-    def client_update(bucket, client, downlink, data, ctx):
-        keys = jax.random.split(ctx.key)
-        targets = public.received_targets(downlink)
-        client, distance = public.digest(
-            recipe, divergence, bucket, model=client, data=data, targets=targets, key=keys[0]
-        )
-        client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
-        uplink = public.outputs_of(bucket, client, data, downlink.requested.value, probabilities)
-        return client, uplink, {"loss": result.loss, "digest_loss": distance}
-
     def server_update(federation, server, received, ctx):
         joined = gather_received(received)
         weights = client_weights(joined)
@@ -136,7 +125,7 @@ def dsfl(
         needs=Needs(public_samples=public_per_round),
         init_server=init_server,
         broadcast=broadcast,
-        client_update=client_update,
+        client_update=public.digest_and_train(training, recipe, divergence, probabilities),
         server_update=server_update,
         global_model=GlobalModel(
             params=lambda server: server.model["params"],

@@ -35,7 +35,6 @@ from fedjax_ht.core.trees import Array, select
 from fedjax_ht.losses import kl_divergence
 from fedjax_ht.methods.shared import public
 from fedjax_ht.methods.shared.averaging import client_weights, set_rows
-from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Server(NamedTuple):
@@ -123,16 +122,6 @@ def ktpfl(
         rows = server.shared.rows._replace(values=server.targets[ctx.info.id])
         return public.send(federation, bucket, server.shared._replace(rows=rows), ctx)
 
-    def client_update(bucket, client, downlink, data, ctx):
-        keys = jax.random.split(ctx.key)
-        targets = public.received_targets(downlink)
-        client, divergence = public.digest(
-            recipe, distance, bucket, model=client, data=data, targets=targets, key=keys[0]
-        )
-        client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
-        scores = public.outputs_of(bucket, client, data, downlink.requested.value)
-        return client, scores, {"loss": result.loss, "digest_loss": divergence}
-
     def server_update(federation, server, received, ctx):
         joined, clients = gather_received(received), federation.num_clients
         counts = client_weights(joined) > 0
@@ -156,7 +145,7 @@ def ktpfl(
         needs=Needs(public_samples=public_per_round),
         init_server=init_server,
         broadcast=broadcast,
-        client_update=client_update,
+        client_update=public.digest_and_train(training, recipe, distance),
         server_update=server_update,
         wire=Wire(redrawn=True),
     )

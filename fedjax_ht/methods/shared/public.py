@@ -18,11 +18,12 @@ from fedjax_ht.core.bucket import Bucket, head_scores, logits
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss
+from fedjax_ht.core.method import ClientUpdate
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, dense
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
-from fedjax_ht.methods.shared.supervised import batch_features, train_client
+from fedjax_ht.methods.shared.supervised import batch_features, train_client, train_model
 
 # (logits float [B, C], targets float [B, C], mask bool [B]) -> scalar
 Distance = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -202,3 +203,30 @@ def digest(
 def received_targets(downlink: Downlink) -> Targets:
     """Returns the targets of a downlink."""
     return Targets(downlink.targets, downlink.positions.value.values)
+
+
+def digest_and_train(
+    training: LocalTraining,
+    recipe: LocalTraining,
+    distance: Distance,
+    output: Callable[..., jax.Array] = head_scores,
+) -> ClientUpdate:
+    """Makes the `Method.client_update` of clients that learn from targets, and then train.
+
+    Args:
+      training: local training on the client's own samples.
+      recipe, distance: arguments of `digest`.
+      output: what clients send for the requested samples, see `outputs_of`.
+    """
+
+    def client_update(bucket, client, downlink, data, ctx):
+        keys = jax.random.split(ctx.key)
+        targets = received_targets(downlink)
+        client, apart = digest(
+            recipe, distance, bucket, model=client, data=data, targets=targets, key=keys[0]
+        )
+        client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
+        uplink = outputs_of(bucket, client, data, downlink.requested.value, output)
+        return client, uplink, {"loss": result.loss, "digest_loss": apart}
+
+    return client_update
