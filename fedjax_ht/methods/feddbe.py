@@ -33,10 +33,16 @@ from fedjax_ht.check.options import NonNegative, Part, SearchRange, checked
 from fedjax_ht.core.batches import Batch
 from fedjax_ht.core.bucket import init_variables, logits, own_features
 from fedjax_ht.core.local_training import LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, Needs, View, Wire
+from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
-from fedjax_ht.methods.shared.architectures import groups_of, init_parts, joined, part_for
+from fedjax_ht.methods.shared.architectures import (
+    averaging_method,
+    groups_of,
+    init_parts,
+    joined,
+    part_for,
+)
 from fedjax_ht.methods.shared.averaging import (
     Weighting,
     client_weights,
@@ -164,17 +170,15 @@ def feddbe(
         rows = biased_features(bucket, client, x, mask)
         return {"head": logits(bucket, client["params"], rows)}
 
-    return Method(
-        name="feddbe",
-        training=training,
-        needs=Needs(classes=False),
+    return averaging_method(
+        "feddbe",
+        training,
+        client_update,
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
         receive=receive,
-        client_update=client_update,
         server_update=server_update,
         predict=predict,
-        wire=Wire(server_reads="sums"),
         view=View(features=biased_features),
     )

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from fedjax_ht.check.options import Positive, SearchRange, checked
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, Needs, View, Wire
+from fedjax_ht.core.method import Method, View
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.methods.shared import architectures
@@ -98,16 +98,13 @@ def feddyn(
             new.append(select(weights.any(), Server(params, drift), old))
         return new, {}
 
-    return Method(
-        name="feddyn",
-        training=training,
-        needs=Needs(classes=False),
+    return architectures.averaging_method(
+        "feddyn",
+        training,
+        client_update,
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
-        receive=architectures.receive_model,
-        client_update=client_update,
         server_update=server_update,
-        wire=Wire(server_reads="sums"),
         view=View(invariant=architectures.apart_from_mean("drift", kept="slope")),
     )

@@ -123,7 +123,7 @@ def averaging_method(
 
     The server's state is a list with one part for each group of `groups_of`. The downlink is the
     group's part, and the uplink an `averaging.ModelUplink` of it; a method whose states or uploads
-    differ brings its own `init_server` or `server_update`.
+    differ brings its own `init_server`, `broadcast` or `server_update`.
 
     Args:
       name: the method's name.
