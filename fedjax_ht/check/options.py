@@ -20,7 +20,7 @@ where they were chosen (see `core.method.varied`).
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Annotated,
     Any,
@@ -240,16 +240,6 @@ def limits(kind: type, within: Within | None) -> Limits:
     if kind is float and stated.get("above") == 0:
         widest = widest._replace(least=TINY)
     return widest._replace(**stated)
-
-
-def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
-    """Yields the numbers that an annotation allows, as (int or float, declared bounds)."""
-    kind, within = bounded(annotation)
-    if kind in (int, float):
-        yield kind, within
-    elif get_origin(kind) in (Union, types.UnionType, tuple, Mapping):
-        for argument in get_args(kind):
-            yield from numbers(argument)
 
 
 def kind_of(annotation: Any) -> type:

@@ -34,7 +34,6 @@ from fedjax_ht.check.options import (
     check_fields,
     check_value,
     checked,
-    numbers,
 )
 from tests.registered import nothing_registered
 
@@ -250,13 +249,6 @@ def test_a_registered_method_is_checked_wherever_it_comes_from():
         assert fl.method_factory("of_a_user")(TRAINING, weight=2).name == "local"
         with pytest.raises(ValueError, match="weight is nan; it must be a number"):
             fl.method_factory("of_a_user")(TRAINING, weight=NAN)
-
-
-def test_numbers_of_an_annotation():
-    assert list(numbers(Count | None)) == [(int, Within(1))]
-    expected = [(float, None), (float, Within(0, 1))]
-    assert list(numbers(float | tuple[Share, ...] | Literal["auto"])) == expected
-    assert not list(numbers(str)) and not list(numbers(bool)) and not list(numbers(Literal[1, 2]))
 
 
 FORMS = {"": (Positive,), "constant": (), "step": (Count, Part)}

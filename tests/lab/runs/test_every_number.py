@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import optax
 import pytest
 
-from fedjax_ht.check.options import annotations_of, hints_of, limits, numbers, options_of
+from fedjax_ht.check.options import Within, annotations_of, bounded, hints_of, limits, options_of
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
@@ -88,6 +89,16 @@ SOURCES = {
 }
 
 
+def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
+    """Yields the numbers that an annotation allows, as (int or float, declared bounds)."""
+    kind, within = bounded(annotation)
+    if kind in (int, float):
+        yield kind, within
+    elif get_origin(kind) in (Union, types.UnionType, tuple, Mapping):
+        for argument in get_args(kind):
+            yield from numbers(argument)
+
+
 def bad(kind: type, within) -> dict[str, Any]:
     """Values that a number must not have, by what is wrong with them."""
     least, most, above, below = limits(kind, within)
@@ -104,11 +115,11 @@ def bad(kind: type, within) -> dict[str, Any]:
 def test_every_number_has_bounds_and_is_refused_beyond_them(source):
     tried, refused, passed = collections.Counter(), collections.Counter(), []
     for option in SOURCES[source]():
-        bounded, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
+        allowed, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
         assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
         is_number = isinstance(option.default, int | float) and not isinstance(option.default, bool)
-        assert bounded or not is_number, where
-        for kind, within in bounded:
+        assert allowed or not is_number, where
+        for kind, within in allowed:
             assert within is not None, f"{where} has no bounds"
             for what, value in bad(kind, within).items():
                 in_tuple = [(value,)] if "tuple" in str(option.annotation) else []
