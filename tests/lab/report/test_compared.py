@@ -9,20 +9,10 @@ from fedjax_ht.lab.config.entries import entries_of, only, preset
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.report import text_of, to_watch
 from fedjax_ht.lab.runs.identity import identities_of, write_identity
+from tests.lab.report.test_report import runs
 
 NOTED = {"data": "d" * 64, "split": "5" * 64}
 VERSIONS = {"fedjax_ht": "0.1.0", "commit": "abc", "jax": "0.10.2", "machine": "2 x CPU"}
-
-
-def runs(*accuracies, trials=1, **columns):
-    """Runs of equal rows, a round each; `columns` are those of the last round."""
-    rows = []
-    for number, accuracy in enumerate(accuracies):
-        row = {"round": number, "trial": 0, "accuracy": accuracy, "clients": [accuracy]}
-        row |= {"accuracy_std": 0.0, "accuracy_weighted": accuracy, "accuracy_worst10": 0.0}
-        last = columns if number == len(accuracies) - 1 else {}
-        rows.append(row | {"seconds_round": 1.0, "seconds_evaluation": 0.0} | last)
-    return [rows] * trials
 
 
 def config_of(*entries, **fields):

@@ -12,6 +12,7 @@ from fedjax_ht.lab.report.statistics import (
     paired_difference,
     write_trials,
 )
+from tests.lab.runs.test_compare import runs
 
 
 def test_an_interval_of_a_mean_is_students():
@@ -49,15 +50,6 @@ def test_the_interval_of_a_difference_is_that_of_scipy():
     options = {"method": "percentile", "random_state": np.random.default_rng(0)}
     theirs = bootstrap([values], np.mean, n_resamples=10_000, **options).confidence_interval
     assert (interval.low, interval.high) == pytest.approx(tuple(theirs), rel=1e-12)
-
-
-def runs(*accuracies, **columns):
-    """Rows of runs given by their accuracies per round."""
-    made = []
-    for number, of_run in enumerate(accuracies):
-        rows = [{"round": n, "trial": number, "accuracy": a} for n, a in enumerate(of_run)]
-        made.append([row | {k: v[n] for k, v in columns.items()} for n, row in enumerate(rows)])
-    return made
 
 
 def test_the_table_puts_every_entry_beside_the_baseline():

@@ -28,8 +28,11 @@ from fedjax_ht.simulation.history import wire_bytes
 from tests.runs import config_of
 
 
-def runs(*scores, payload=100, flops=1e9):
-    """Rows of runs given by their accuracies per round, None where a round was not evaluated."""
+def runs(*scores, payload=100, flops=1e9, **columns):
+    """Rows of runs given by their accuracies per round, None where a round was not evaluated.
+
+    `columns` have a value a round.
+    """
     made = []
     for trial, accuracies in enumerate(scores):
         rows = []
@@ -41,6 +44,7 @@ def runs(*scores, payload=100, flops=1e9):
                 row |= {"uplink_payload_bytes": payload, "flops": flops}
                 row |= {"uplink_metadata_bytes": 4 * (payload > 0)}
                 row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
+            row |= {name: values[number] for name, values in columns.items()}
             rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
         made.append(rows)
     return made
