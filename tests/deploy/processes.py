@@ -21,16 +21,6 @@ def get_config(argument=None):
 """
 
 
-def present_spans(num_rounds: int, victim: int, missed: list[int]) -> list[tuple[int, int, int]]:
-    """Returns spans for `by_trace`: each of 4 clients is in each round, but the victim in some."""
-    spans = []
-    for client in range(4):
-        for number in range(num_rounds):
-            if client != victim or number not in missed:
-                spans.append((client, number, number))
-    return spans
-
-
 def made_ready(folder: Path, method: str, rounds: int, clients: int = 4) -> int:
     """Writes config, certificates, keys and all samples; returns the port to listen at."""
     config = CONFIG.format(method=method, rounds=rounds, clients=clients)
@@ -55,9 +45,9 @@ def end_all(*processes: subprocess.Popen) -> None:
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()
-    ]
+    path = folder / "server" / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]  # whole lines
 
 
 def trained_columns(simulated: list[dict], deployed: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -89,9 +79,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def run_apart(module: str, folder: Path) -> None:
+def run_apart(module: str, folder: Path, *more: str) -> None:
     """Runs a module on a folder in a process that compiles as a user's does."""
-    arguments, root = [sys.executable, "-m", module, folder], Path(__file__).parents[2]
+    arguments, root = [sys.executable, "-m", module, folder, *more], Path(__file__).parents[2]
     done = subprocess.run(arguments, cwd=root, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     print(done.stdout)
@@ -109,10 +99,10 @@ def start_client(folder: Path, port: int, i: int, *flags: str) -> subprocess.Pop
 
 
 def wait_for(folder: Path, server: subprocess.Popen, when, seconds: float = 600.0) -> None:
-    end, path = time.monotonic() + seconds, folder / "server" / "metrics.jsonl"
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert server.poll() is None, (folder / "server.log").read_text()
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows = rows_of(folder)
         if rows and when(rows):
             return
         time.sleep(0.2)
