@@ -25,7 +25,7 @@ def reference_weight(weight: float, private, shared, labels) -> float:
     """Ten full-batch steps on CE(w a + (1 - w) b, y), each followed by a cut to [0, 1]."""
 
     def loss(w):
-        return cross_entropy(w * private + (1 - w) * shared, labels, [True] * len(labels))
+        return cross_entropy(w * private + (1 - w) * shared, labels)
 
     for _ in range(10):
         weight = float(np.clip(weight - 1e-3 * numerical_gradient(loss, np.float64(weight)), 0, 1))

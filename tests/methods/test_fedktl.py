@@ -134,7 +134,7 @@ def test_client_update_equals_the_reference(case):
         for part in tiny.flat_params(trained["params"]):
             assert np.abs(want[part] - start[part]).max() > 1e-4
         np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
-        rows = reference.features if dim is None else reference.outputs
+        rows = reference.features if dim is None else reference.logits
         np.testing.assert_array_equal(uplink.prototypes.mask, [True, False, True, True])
         for c, mean in reference.prototypes(want, x, LABELS, rows, released).items():
             np.testing.assert_allclose(uplink.prototypes.values[c], mean, rtol=1e-4, atol=1e-5)
@@ -176,7 +176,7 @@ def test_prediction_is_by_the_largest_cosine():
     for options, rule in (({"dim": 6}, "etf"), ({"classifier": "head"}, "head")):
         method = method_of(**options)
         client = jax.jit(lambda method=method: method.init_client(BUCKET, ctx))()
-        want = reference.outputs(tiny.flat_params(client["params"]), x.reshape(5, -1))
+        want = reference.logits(tiny.flat_params(client["params"]), x.reshape(5, -1))
         if rule == "etf":
             assert want.shape == (5, 6)
             want = np.cos(reference.angles(want, simplex_etf(C, 6)))

@@ -13,7 +13,7 @@ from tests import tiny
 from tests.reference import fedpac as reference
 from tests.reference import linear_client, whole_rounds
 from tests.reference import one_architecture as clients
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import descend
 from tests.reference.prototype_losses import sample_prototype_mse
 from tests.standard import served
 from tests.tiny import BUCKET, LR, C, K, check_equal, check_model, model
@@ -44,9 +44,8 @@ def test_a_client_trains_its_head_and_then_the_extractor():
         return linear_client.loss(params, x, y) + 0.7 * pull
 
     base = {k: params[k] for k in ("base_kernel", "base_bias")}
-    for batch in BATCHES:
-        base = sgd_step(lambda part, batch=batch: loss({**params, **part}, *batch), base, LR)
-    params |= base
+    trained_base, _, _ = descend(lambda p, *batch: loss(params | p, *batch), base, BATCHES, LR)
+    params |= trained_base
     check_model(trained["params"], params)
     check_equal(uplink.params, trained["params"])
     np.testing.assert_array_equal(uplink.classes.mask, [True, False, True, True])

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.reference.classification import cross_entropy
-from tests.reference.gradients import numerical_gradient
+from tests.reference.classification import cross_entropy, softmax
+from tests.reference.gradients import gradients
 
 Model = dict[str, np.ndarray]
 
@@ -17,18 +17,13 @@ def logits(params: Model, x: np.ndarray, depth: int) -> list[np.ndarray]:
     return scores
 
 
-def softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 def loss(params: Model, x, y, depth: int, teachers, weight: float, inclusive: bool) -> float:
     """Cross-entropies and divergences from fixed teachers, without FedDyn's terms."""
     scores, value = logits(params, x, depth), 0.0
     for i in range(depth):
         if inclusive and i != depth - 1:
             continue
-        value += cross_entropy(scores[i], y, [True] * len(y))
+        value += cross_entropy(scores[i], y)
         for j in range(depth):
             if j != i:
                 target = softmax(teachers[j]) + 1e-7
@@ -42,18 +37,10 @@ def client(w: Model, s: Model, batches, lr: float, depth: int, **options) -> tup
 
     options: weight of self-distillation, alpha (None without FedDyn's terms), inclusive.
     """
-    alpha, new = options["alpha"], dict(w)
-
-    def gradient(now: Model, k: str, x, y, teachers) -> np.ndarray:
-        def value(v):
-            changed = {**now, k: v}
-            return loss(changed, x, y, depth, teachers, options["weight"], options["inclusive"])
-
-        return numerical_gradient(value, now[k])
-
+    alpha, new, rest = options["alpha"], dict(w), (options["weight"], options["inclusive"])
     for x, y in batches:
-        teachers = logits(new, x, depth)
-        step = {k: gradient(new, k, x, y, teachers) for k in new}
+        batch = x, y, depth, logits(new, x, depth)
+        step = gradients(lambda p, batch=batch: loss(p, *batch, *rest), new)
         if alpha is not None:
             step = {k: step[k] + alpha * (new[k] - w[k]) - s[k] for k in step}
         new = {k: v - lr * step[k] for k, v in new.items()}

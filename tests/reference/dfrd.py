@@ -3,18 +3,8 @@ sample at a time."""
 
 import numpy as np
 
+from tests.reference.classification import kl, log_softmax
 from tests.reference.conv import conv_transpose2d
-
-
-def log_softmax(row: np.ndarray) -> np.ndarray:
-    row = row - row.max()
-    return row - np.log(np.exp(row).sum())
-
-
-def kl(p_logits: np.ndarray, q_logits: np.ndarray) -> float:
-    """KL(softmax(p_logits) || softmax(q_logits)) of one sample."""
-    p, q = log_softmax(p_logits), log_softmax(q_logits)
-    return float(np.sum(np.exp(p) * (p - q)))
 
 
 def selected(teacher: np.ndarray, student: np.ndarray, labels, selection: str) -> list[int]:

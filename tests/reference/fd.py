@@ -1,11 +1,13 @@
 """FD's client: a linear model, its SGD on cross-entropy plus a pull of its logits, and the class
 means of those."""
 
+import functools
+
 import numpy as np
 
 from tests.reference import linear_client
-from tests.reference.classification import cross_entropy
-from tests.reference.gradients import sgd_step
+from tests.reference.classification import cross_entropy, log_softmax, softmax
+from tests.reference.gradients import descend
 from tests.reference.prototype_losses import sample_prototype_mse
 
 
@@ -14,9 +16,8 @@ def soft_cross_entropy(logits, labels, targets, available) -> float:
     class has no target."""
     losses = []
     for row, label in zip(logits, labels):
-        p = np.exp(targets[label]) / np.exp(targets[label]).sum()
-        log_q = row - np.log(np.exp(row).sum())
-        losses.append(-np.sum(p * log_q) if available[label] else 0.0)
+        distance = -np.sum(softmax(targets[label]) * log_softmax(row))
+        losses.append(distance if available[label] else 0.0)
     return float(np.mean(losses))
 
 
@@ -27,7 +28,7 @@ def loss(params, x, y, targets, available, weight, regulariser) -> float:
         distance = sample_prototype_mse(outputs, y, [True] * len(y), targets, available)
     else:
         distance = soft_cross_entropy(outputs, y, targets, available)
-    return cross_entropy(outputs, y, [True] * len(y)) + weight * distance
+    return cross_entropy(outputs, y) + weight * distance
 
 
 def train(
@@ -39,14 +40,7 @@ def train(
       The parameters, the mean loss before each step, and class -> mean of the logits before each
       step.
     """
-    losses, seen, labels = [], [], []
-    for x, y in batches:
-        losses.append(loss(params, x, y, **regulariser))
-        seen.extend(linear_client.logits(params, x))
-        labels.extend(y)
-        params = sgd_step(lambda p, x=x, y=y: loss(p, x, y, **regulariser), params, lr)
-    return (
-        params,
-        float(np.mean(losses)),
-        linear_client.class_means(np.array(seen), np.array(labels)),
-    )
+    params, mean, before = descend(functools.partial(loss, **regulariser), params, batches, lr)
+    seen = [linear_client.logits(p, x) for p, (x, _) in zip(before, batches)]
+    labels = np.concatenate([y for _, y in batches])
+    return params, mean, linear_client.class_means(np.concatenate(seen), labels)

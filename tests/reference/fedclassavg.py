@@ -5,7 +5,7 @@ import numpy as np
 
 from tests.reference import linear_client
 from tests.reference.classification import cross_entropy
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import descend
 
 
 def supervised_contrastive(first, second, labels, mask, temperature: float) -> float:
@@ -36,12 +36,9 @@ def proximity(head: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> floa
 def loss(params, start, x1, x2, y, scale: float, temperature: float, mu: float) -> float:
     """Computes the loss of `linear_client`'s model; `start` holds the head's parameters at the
     beginning of the pass."""
-    everyone = [True] * len(y)
     f1, f2 = linear_client.features(params, x1), linear_client.features(params, x2)
-    contrast = supervised_contrastive(f1, f2, y, everyone, temperature)
-    error = cross_entropy(
-        np.maximum(f1, 0) @ params["head_kernel"] + params["head_bias"], y, everyone
-    )
+    contrast = supervised_contrastive(f1, f2, y, [True] * len(y), temperature)
+    error = cross_entropy(np.maximum(f1, 0) @ params["head_kernel"] + params["head_bias"], y)
     head = {name: value for name, value in params.items() if name.startswith("head")}
     return scale * contrast + error + mu / 2 * proximity(head, {name: start[name] for name in head})
 
@@ -49,12 +46,4 @@ def loss(params, start, x1, x2, y, scale: float, temperature: float, mu: float) 
 def local_pass(params, batches, lr: float, **options) -> tuple[dict[str, np.ndarray], float]:
     """One SGD step per batch (x1, x2, y); returns the parameters and the mean loss before each
     step."""
-    start, losses = params, []
-    for x1, x2, y in batches:
-
-        def step(p, x1=x1, x2=x2, y=y):
-            return loss(p, start, x1, x2, y, **options)
-
-        losses.append(step(params))
-        params = sgd_step(step, params, lr)
-    return params, float(np.mean(losses))
+    return descend(lambda p, *batch: loss(p, params, *batch, **options), params, batches, lr)[:2]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.reference import linear_client
 from tests.reference.classification import cross_entropy
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import descend
 
 EPSILON, BANDWIDTHS = 1e-5, (10, 15, 20, 50)
 
@@ -49,8 +49,6 @@ def train(params, received, context, batches, *, lr: float, lam: float, noise) -
         rows = linear_client.features(values, x)
         out = outputs(values, received, rows, context, noise(len(y)))
         before = linear_client.features(received, x)
-        return cross_entropy(out, y, [True] * len(y)) + lam * discrepancy(rows, before)
+        return cross_entropy(out, y) + lam * discrepancy(rows, before)
 
-    for x, y in batches:
-        params = sgd_step(lambda p, x=x, y=y: loss(p, x, y), params, lr)
-    return params
+    return descend(loss, params, batches, lr)[0]

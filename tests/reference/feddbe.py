@@ -20,11 +20,10 @@ def train(params, bias, batches, lr: float, kappa: float, momentum: float, targe
 
     def loss(values, x, y):
         rows, mean = parts(values, x)
-        everyone = [True] * len(y)
         if target is not None:
             rows = rows + values["bias"]
         scores = rows @ values["head_kernel"] + values["head_bias"]
-        value = cross_entropy(scores, y, everyone)
+        value = cross_entropy(scores, y)
         if target is not None:
             value += kappa * np.mean((mean - target) ** 2) / 2
         return value

@@ -4,8 +4,8 @@ import numpy as np
 
 from tests.reference import linear_client
 from tests.reference.averaging import weighted_mean
-from tests.reference.classification import cross_entropy
-from tests.reference.gradients import numerical_gradient, sgd_step
+from tests.reference.classification import cross_entropy, kl, log_softmax
+from tests.reference.gradients import Adam, gradients, sgd_step
 from tests.reference.norm import batch_norm
 
 
@@ -21,19 +21,6 @@ def generate(
         hidden, everyone, generator["norm_scale"], generator["norm_bias"], zeros, zeros
     )
     return np.maximum(hidden, 0) @ generator["fc2_kernel"] + generator["fc2_bias"]
-
-
-def log_softmax(row: np.ndarray) -> np.ndarray:
-    return row - np.log(np.exp(row).sum())
-
-
-def kl(teacher: np.ndarray, student: np.ndarray) -> float:
-    """Mean over rows of KL(softmax teacher || softmax student)."""
-    values = [
-        np.sum(np.exp(log_softmax(p)) * (log_softmax(p) - log_softmax(q)))
-        for p, q in zip(teacher, student, strict=True)
-    ]
-    return float(np.mean(values))
 
 
 def diversity(noise: np.ndarray, generated: np.ndarray) -> float:
@@ -73,8 +60,8 @@ def client_train(
 
         def loss(p, x=x, y=y, generated=generated, labels=labels, teacher=teacher):
             outputs = linear_client.logits(p, x)
-            value = cross_entropy(outputs, y, [True] * len(y))
-            value += alpha * cross_entropy(head_logits(p, generated), labels, [True] * len(labels))
+            value = cross_entropy(outputs, y)
+            value += alpha * cross_entropy(head_logits(p, generated), labels)
             return value + beta * kl(teacher, outputs)
 
         losses.append(loss(params))
@@ -90,7 +77,7 @@ def generator_loss(
     samples = counts.sum(1)
     if ensemble:
         mean = weighted_mean([head_logits(h, generated) for h in heads], list(samples))
-        value = cross_entropy(mean, labels, [True] * len(labels))
+        value = cross_entropy(mean, labels)
     else:
         each = []
         for j, y in enumerate(labels):
@@ -105,24 +92,14 @@ def server_train(
 ) -> tuple[dict, float]:
     """One Adam step per (noise, labels), weight decay added to the gradients; returns G and the
     steps' mean loss."""
-    first = {name: np.zeros_like(value) for name, value in generator.items()}
-    second = {name: np.zeros_like(value) for name, value in generator.items()}
-    losses = []
-    for t, (noise, labels) in enumerate(draws, 1):
+    optimizer, losses = Adam(lr), []
+    for noise, labels in draws:
 
         def loss(g, noise=noise, labels=labels):
             return generator_loss(g, noise, labels, **loss_options)
 
         losses.append(loss(generator))
-        new = {}
-        for name, value in generator.items():
-            gradient = numerical_gradient(
-                lambda v, name=name, g=generator: loss({**g, name: v}), value
-            )
-            gradient = gradient + weight_decay * value
-            first[name] = 0.9 * first[name] + 0.1 * gradient
-            second[name] = 0.999 * second[name] + 0.001 * gradient**2
-            mean, variance = first[name] / (1 - 0.9**t), second[name] / (1 - 0.999**t)
-            new[name] = value - lr * mean / (np.sqrt(variance) + 1e-8)
-        generator = new
+        slopes = gradients(loss, generator)
+        decayed = {name: slopes[name] + weight_decay * generator[name] for name in slopes}
+        generator = optimizer.step(generator, decayed)
     return generator, float(np.mean(losses))

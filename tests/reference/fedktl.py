@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.reference.classification import cross_entropy
-from tests.reference.gradients import numerical_gradient
+from tests.reference.gradients import Adam, gradients
+from tests.reference.linear_client import features, logits
 
 EPSILON = 1e-5  # of the batch norm
 CLIP_NORM = 100.0  # of the released code
@@ -127,30 +128,10 @@ def into_slope(ball, rows: np.ndarray, slope: np.ndarray) -> np.ndarray:
     return out
 
 
-def clipped(gradients: dict, norm: float = CLIP_NORM) -> dict:
-    """Scales gradients down together to the length `norm` where their joint length exceeds it."""
-    length = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
-    return {name: g * min(1, norm / length) if length else g for name, g in gradients.items()}
-
-
-class Adam:
-    """Adam with its usual constants; keeps moments by name."""
-
-    def __init__(self, rate: float):
-        self.rate, self.count, self.first, self.second = rate, 0, {}, {}
-
-    def step(self, params: dict, gradients: dict) -> dict:
-        self.count += 1
-        out = {}
-        for name, g in gradients.items():
-            self.first[name] = 0.9 * self.first.get(name, 0) + 0.1 * g
-            self.second[name] = 0.999 * self.second.get(name, 0) + 0.001 * g**2
-            first, second = (
-                self.first[name] / (1 - 0.9**self.count),
-                self.second[name] / (1 - 0.999**self.count),
-            )
-            out[name] = params[name] - self.rate * first / (np.sqrt(second) + 1e-8)
-        return out
+def clipped(slopes: dict, norm: float = CLIP_NORM) -> dict:
+    """Scales slopes down together to the length `norm` where their joint length exceeds it."""
+    length = np.sqrt(sum(np.sum(g**2) for g in slopes.values()))
+    return {name: g * min(1, norm / length) if length else g for name, g in slopes.items()}
 
 
 def mean_latents(
@@ -244,23 +225,13 @@ class Recipe(NamedTuple):
     mixed: float = 0.0
 
 
-def features(params: dict, x: np.ndarray) -> np.ndarray:
-    """x [B, D] -> [B, K']."""
-    return x @ params["base_kernel"] + params["base_bias"]
-
-
-def outputs(params: dict, x: np.ndarray) -> np.ndarray:
-    """x [B, D] -> [B, K]."""
-    return features(params, x) @ params["head_kernel"] + params["head_bias"]
-
-
 def classification(params: dict, x, y, recipe: Recipe) -> float:
     """ArcFace on the cosines, or cross-entropy on the logits."""
     everyone = [True] * len(y)
     if recipe.vectors is None:
-        return cross_entropy(outputs(params, x), y, everyone)
+        return cross_entropy(logits(params, x), y)
     return arcface(
-        angles(outputs(params, x), recipe.vectors), y, everyone, recipe.scale, recipe.margin
+        angles(logits(params, x), recipe.vectors), y, everyone, recipe.scale, recipe.margin
     )
 
 
@@ -281,16 +252,6 @@ def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) ->
     return value + recipe.mu * regression(params, images, vectors)
 
 
-def client_gradients(params: dict, batch, recipe: Recipe) -> dict:
-    """Computes the gradients of `client_loss` by every parameter."""
-    return {
-        name: numerical_gradient(
-            lambda v, name=name: client_loss({**params, name: v}, *batch, recipe), value
-        )
-        for name, value in params.items()
-    }
-
-
 def train_client(
     params: dict, batches, rate: float, recipe: Recipe, clip: bool = True
 ) -> tuple[dict, float]:
@@ -303,19 +264,17 @@ def train_client(
     losses = []
     for batch in batches:
         losses.append(client_loss(params, *batch, recipe))
-        gradients = client_gradients(params, batch, recipe)
+        slopes = gradients(lambda p, batch=batch: client_loss(p, *batch, recipe), params)
         if clip:
-            of_projection = {
-                name: g for name, g in gradients.items() if name.startswith("projection")
-            }
-            of_model = {name: g for name, g in gradients.items() if name not in of_projection}
-            gradients = clipped(of_model) | clipped(of_projection)
-        params = {name: value - rate * gradients[name] for name, value in params.items()}
+            of_projection = {k: g for k, g in slopes.items() if k.startswith("projection")}
+            of_model = {k: g for k, g in slopes.items() if k not in of_projection}
+            slopes = clipped(of_model) | clipped(of_projection)
+        params = {name: value - rate * slopes[name] for name, value in params.items()}
     return params, float(np.mean(losses))
 
 
 def prototypes(
-    params: dict, x: np.ndarray, labels: np.ndarray, of=outputs, released: bool = False
+    params: dict, x: np.ndarray, labels: np.ndarray, of=logits, released: bool = False
 ) -> dict:
     """Class -> mean of the outputs; released: of unit vectors, made one itself."""
 

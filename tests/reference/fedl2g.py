@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.reference import linear_client
-from tests.reference.gradients import numerical_gradient
+from tests.reference.gradients import sgd_step
 
 STEP = 1e-3  # wider than the inner differences, whose rounding it would magnify
 
@@ -21,15 +21,7 @@ def guided_loss(params, vectors: np.ndarray, x: np.ndarray, y: np.ndarray, guide
 
 def step(params, vectors, batch, lr: float, guide: str):
     """One step of SGD."""
-    x, y = batch
-    return {
-        name: value
-        - lr
-        * numerical_gradient(
-            lambda v, name=name: guided_loss({**params, name: v}, vectors, x, y, guide), value
-        )
-        for name, value in params.items()
-    }
+    return sgd_step(lambda p: guided_loss(p, vectors, *batch, guide), params, lr)
 
 
 def vector_gradient(params, vectors: np.ndarray, study, quiz, lr: float, guide: str) -> np.ndarray:

@@ -56,7 +56,7 @@ def train(params, batches, lr: float, angle_lr: float) -> tuple[dict[str, np.nda
     for x, y in batches:
 
         def loss(p, x=x, y=y):
-            return cross_entropy(logits(p, x), y, [True] * len(y))
+            return cross_entropy(logits(p, x), y)
 
         losses.append(loss(params))
         of_angle = sgd_step(loss, params, angle_lr)["angle"]

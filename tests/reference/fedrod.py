@@ -11,7 +11,7 @@ def balanced(params, x, y, counts, gamma: float) -> float:
     """The cross-entropy over a client's own classes, each logit plus gamma log n_c."""
     own = [c for c, n in enumerate(counts) if n]
     scores = linear_client.logits(params, x)[:, own] + gamma * np.log([counts[c] for c in own])
-    return cross_entropy(scores, [own.index(c) for c in y], [True] * len(y))
+    return cross_entropy(scores, [own.index(c) for c in y])
 
 
 def train(params, own, batches, lr: float, gamma: float) -> tuple[dict, dict]:
@@ -23,7 +23,7 @@ def train(params, own, batches, lr: float, gamma: float) -> tuple[dict, dict]:
 
         def personal(head, rows=rows, generic=generic, y=y):
             scores = generic + rows @ head["kernel"] + head["bias"]
-            return cross_entropy(scores, y, [True] * len(y))
+            return cross_entropy(scores, y)
 
         own = sgd_step(personal, own, lr)
         params = sgd_step(lambda p, x=x, y=y: balanced(p, x, y, counts, gamma), params, lr)

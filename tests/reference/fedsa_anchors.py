@@ -1,10 +1,12 @@
 """FedSA's client with anchors, with linear extractor and head, by SGD."""
 
+import functools
+
 import numpy as np
 
 from tests.reference import linear_client
 from tests.reference.classification import cross_entropy
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import descend
 
 
 def gap(rows: list) -> float:
@@ -18,11 +20,11 @@ def gap(rows: list) -> float:
 
 
 def loss(params, x, y, *, anchors, margin_gap, weight, margin, calibration) -> float:
-    everyone, classes = [True] * len(y), range(len(anchors))
+    classes = range(len(anchors))
     rows = linear_client.features(params, x)
-    value = cross_entropy(linear_client.logits(params, x), y, everyone)
+    value = cross_entropy(linear_client.logits(params, x), y)
     on_anchors = anchors @ params["head_kernel"] + params["head_bias"]
-    value += calibration * cross_entropy(on_anchors, list(classes), [True] * len(anchors))
+    value += calibration * cross_entropy(on_anchors, list(classes))
     value += weight * np.mean([(row - anchors[c]) ** 2 for row, c in zip(rows, y)])
     scores = np.array(
         [
@@ -30,17 +32,15 @@ def loss(params, x, y, *, anchors, margin_gap, weight, margin, calibration) -> f
             for row, label in zip(rows, y)
         ]
     )
-    return value + margin * cross_entropy(scores, y, everyone)
+    return value + margin * cross_entropy(scores, y)
 
 
 def train(params, batches, lr: float, own: dict, anchors, **weights) -> tuple[dict, dict]:
     """Trains a client whose last class means are `own`; returns its parameters and the class means of
     the features that its steps saw."""
     given = weights | {"anchors": anchors, "margin_gap": max(gap(list(own.values())), gap(anchors))}
-    rows = []
-    for x, y in batches:
-        rows.append(linear_client.features(params, x))
-        params = sgd_step(lambda p, x=x, y=y: loss(p, x, y, **given), params, lr)
+    params, _, before = descend(functools.partial(loss, **given), params, batches, lr)
+    rows = [linear_client.features(p, x) for p, (x, _) in zip(before, batches)]
     labels = np.concatenate([y for _, y in batches])
     return params, linear_client.class_means(np.concatenate(rows), labels)
 

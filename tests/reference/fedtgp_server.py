@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.reference.averaging import mean_by_class
 from tests.reference.contrastive import adaptive_margin, margin_contrastive
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import Params, descend_on_uploads
 
 
 def global_prototypes(trained: dict[str, np.ndarray]) -> np.ndarray:
@@ -28,37 +28,12 @@ def margin_of(
 
 
 def server_update(
-    trained: dict[str, np.ndarray],
-    uploads: list[dict[int, np.ndarray]],
-    orders: list[np.ndarray],
-    batch_size: int,
-    lr: float,
-    margin: float,
-) -> tuple[dict[str, np.ndarray], float]:
-    """SGD over the uploaded prototypes.
+    trained: Params, uploads, orders, batch_size: int, lr: float, margin: float
+) -> tuple[Params, float]:
+    """SGD of embeddings and F over the uploads; arguments as of `descend_on_uploads`."""
 
-    Args:
-      trained: embeddings and F.
-      uploads: {class: prototype} per client; the rows trained on are those of client 0 by class,
-        then client 1, ...
-      orders: for each epoch the order in which those rows are visited.
-      batch_size, lr: of the SGD; an epoch's last batch is smaller.
-      margin: delta.
+    def loss(params, prototypes, classes):
+        everyone = [True] * len(classes)
+        return margin_contrastive(prototypes, classes, everyone, global_prototypes(params), margin)
 
-    Returns:
-      What was trained, and the mean loss over the last epoch's batches.
-    """
-    rows = [(upload[c], c) for upload in uploads for c in sorted(upload)]
-    losses = []
-    for order in orders:
-        losses = []
-        for start in range(0, len(order), batch_size):
-            batch = [rows[i] for i in order[start : start + batch_size]]
-            p, y = np.array([p for p, _ in batch]), [c for _, c in batch]
-
-            def loss(params, p=p, y=y):
-                return margin_contrastive(p, y, [True] * len(y), global_prototypes(params), margin)
-
-            losses.append(loss(trained))
-            trained = sgd_step(loss, trained, lr)
-    return trained, float(np.mean(losses))
+    return descend_on_uploads(loss, trained, uploads, orders, batch_size, lr)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.reference.classification import cross_entropy
-from tests.reference.gradients import numerical_gradient
+from tests.reference.classification import cross_entropy, log_softmax, softmax
+from tests.reference.gradients import sgd_step
 
 Model = dict[str, np.ndarray]
 
@@ -29,30 +29,20 @@ def logits(params: Model, x: np.ndarray, rate: float) -> np.ndarray:
     return x @ part["hk"] + part["hb"]
 
 
-def softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 def client(w: Model, batches, lr: float, whole: float, drawn: list[float], kd: bool) -> Model:
     """Steps on the drawn widths, of a client whose own is `whole`; `w` is the server's model."""
-    new = dict(w)
 
-    def gradient(now: Model, k: str, x, y, rate, target) -> np.ndarray:
-        def value(v):
-            changed = {**now, k: v}
-            scores = logits(changed, x, rate)
-            if not kd:
-                return cross_entropy(scores, y, [True] * len(y))
-            taught = -np.sum(target * np.log(softmax(scores))) / len(y)
-            return taught + cross_entropy(logits(changed, x, whole), y, [True] * len(y))
-
-        return numerical_gradient(value, now[k])
+    def loss(now: Model, x, y, rate, target) -> float:
+        scores = logits(now, x, rate)
+        if not kd:
+            return cross_entropy(scores, y)
+        taught = -np.sum(target * log_softmax(scores)) / len(y)
+        return taught + cross_entropy(logits(now, x, whole), y)
 
     for (x, y), rate in zip(batches, drawn):
-        target = softmax(logits(new, x, whole))
-        new = {k: v - lr * gradient(new, k, x, y, rate, target) for k, v in new.items()}
-    return new
+        batch = x, y, rate, softmax(logits(w, x, whole))
+        w = sgd_step(lambda p, batch=batch: loss(p, *batch), w, lr)
+    return w
 
 
 def server(w: Model, clients: list[tuple[float, int, Model]]) -> Model:

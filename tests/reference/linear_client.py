@@ -1,10 +1,12 @@
 """A client whose extractor and head are both linear, and its SGD on FedProto's and FedTGP's
 loss."""
 
+import functools
+
 import numpy as np
 
 from tests.reference.classification import cross_entropy
-from tests.reference.gradients import sgd_step
+from tests.reference.gradients import descend
 from tests.reference.prototype_losses import class_prototype_distance, sample_prototype_mse
 
 
@@ -20,11 +22,10 @@ def logits(params: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 def loss(params, x, y, prototypes=None, available=None, weight=0.0, variant="paper") -> float:
     """Cross-entropy plus weight times the distance to the global prototypes."""
-    everyone = [True] * len(y)
-    value = cross_entropy(logits(params, x), y, everyone)
+    value = cross_entropy(logits(params, x), y)
     if prototypes is not None:
         distance = class_prototype_distance if variant == "paper" else sample_prototype_mse
-        value += weight * distance(features(params, x), y, everyone, prototypes, available)
+        value += weight * distance(features(params, x), y, [True] * len(y), prototypes, available)
     return value
 
 
@@ -35,12 +36,8 @@ def train(params, batches, lr: float, **regulariser) -> tuple[dict[str, np.ndarr
       The parameters, the mean loss before each step, and per batch (features as seen by its step,
       labels).
     """
-    losses, seen = [], []
-    for x, y in batches:
-        losses.append(loss(params, x, y, **regulariser))
-        seen.append((features(params, x), y))
-        params = sgd_step(lambda p, x=x, y=y: loss(p, x, y, **regulariser), params, lr)
-    return params, float(np.mean(losses)), seen
+    params, mean, before = descend(functools.partial(loss, **regulariser), params, batches, lr)
+    return params, mean, [(features(p, x), y) for p, (x, y) in zip(before, batches)]
 
 
 def class_means(rows: np.ndarray, labels: np.ndarray) -> dict[int, np.ndarray]:

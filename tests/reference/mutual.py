@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.reference.classification import cross_entropy
+from tests.reference.classification import cross_entropy, kl
 from tests.reference.gradients import sgd_step
 from tests.reference.linear_client import features, logits
 
@@ -14,26 +14,13 @@ Models = dict[str, dict[str, np.ndarray]]  # "own", "shared" and whatever else i
 PairLoss = Callable[[Models, np.ndarray, np.ndarray], tuple[float, float]]
 
 
-def kl_divergence(teacher: np.ndarray, student: np.ndarray) -> float:
-    """Mean over rows of sum_c p_c log(p_c / q_c), p and q the softmax of the two."""
-    values = []
-    for row, other in zip(teacher, student):
-        p, q = (np.exp(z - z.max()) / np.exp(z - z.max()).sum() for z in (row, other))
-        values.append(sum(a * np.log(a / b) for a, b in zip(p, q)))
-    return float(np.mean(values))
-
-
-def _labels(scores: np.ndarray, y: np.ndarray) -> float:
-    return cross_entropy(scores, y, [True] * len(y))
-
-
 def fml(alpha: float, beta: float, kl_scale: float = 1.0) -> PairLoss:
     """L_m and L_g, KL multiplied by `kl_scale`."""
 
     def losses(models, x, y):
         o, q = logits(models["own"], x), logits(models["shared"], x)
-        private = alpha * _labels(o, y) + (1 - alpha) * kl_scale * kl_divergence(q, o)
-        return private, beta * _labels(q, y) + (1 - beta) * kl_scale * kl_divergence(o, q)
+        private = alpha * cross_entropy(o, y) + (1 - alpha) * kl_scale * kl(q, o)
+        return private, beta * cross_entropy(q, y) + (1 - beta) * kl_scale * kl(o, q)
 
     return losses
 
@@ -47,9 +34,9 @@ def fedkd(kl_scale: float = 1.0) -> PairLoss:
             features(models["own"], x)
             - features(models["shared"], x) @ models["beside"]["projection"]
         )
-        c, cg, hidden = _labels(o, y), _labels(q, y), np.mean(gap**2)
-        private = c + (kl_scale * kl_divergence(q, o) + hidden) / (c + cg)
-        return private, cg + (kl_scale * kl_divergence(o, q) + hidden) / (c + cg)
+        c, cg, hidden = cross_entropy(o, y), cross_entropy(q, y), np.mean(gap**2)
+        private = c + (kl_scale * kl(q, o) + hidden) / (c + cg)
+        return private, cg + (kl_scale * kl(o, q) + hidden) / (c + cg)
 
     return losses
 
@@ -59,10 +46,8 @@ def fedapen(weight: float) -> PairLoss:
 
     def losses(models, x, y):
         a, b = logits(models["own"], x), logits(models["shared"], x)
-        together = _labels(weight * a + (1 - weight) * b, y)
-        return _labels(a, y) + kl_divergence(b, a) + together, _labels(b, y) + kl_divergence(
-            a, b
-        ) + together
+        together = cross_entropy(weight * a + (1 - weight) * b, y)
+        return cross_entropy(a, y) + kl(b, a) + together, cross_entropy(b, y) + kl(a, b) + together
 
     return losses
 
@@ -89,7 +74,7 @@ def nested_logits(models: Models, x: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def fedmrl(models, x, y):
     """The two terms of FedMRL's loss, on whose sum everything descends."""
     private, shared = nested_logits(models, x)
-    return _labels(private, y), _labels(shared, y)
+    return cross_entropy(private, y), cross_entropy(shared, y)
 
 
 def train(

@@ -3,40 +3,32 @@
 A model is a flat dict of arrays, as in `linear_client`. Batches are (x, y).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tests.reference import linear_client
-from tests.reference.gradients import numerical_gradient
+from tests.reference.gradients import descend, gradients
 
 Model = dict[str, np.ndarray]
 
 
 def gradient(params: Model, x: np.ndarray, y: np.ndarray) -> Model:
     """Gradient of the cross-entropy by central differences."""
-    return {
-        name: numerical_gradient(
-            lambda v, name=name: linear_client.loss({**params, name: v}, x, y), value
-        )
-        for name, value in params.items()
-    }
+    return gradients(lambda p: linear_client.loss(p, x, y), params)
+
+
+def stepped(w: Model, batches, lr: float, slope: Callable) -> Model:
+    """w_k <- w_k - lr slope(k, g_k, w_k) for each batch, of every array k."""
+    for x, y in batches:
+        g = gradient(w, x, y)
+        w = {k: v - lr * slope(k, g[k], v) for k, v in w.items()}
+    return w
 
 
 def fedprox(w: Model, batches, lr: float, mu: float) -> Model:
     """w_i <- w_i - lr (g + mu (w_i - w))."""
-    new = dict(w)
-    for x, y in batches:
-        g = gradient(new, x, y)
-        new = {k: new[k] - lr * (g[k] + mu * (new[k] - w[k])) for k in new}
-    return new
-
-
-def fedbabu(w: Model, batches, lr: float) -> Model:
-    """The extractor's arrays descend; the head's stay."""
-    new = dict(w)
-    for x, y in batches:
-        g = gradient(new, x, y)
-        new = {k: new[k] - lr * g[k] if k.startswith("base") else new[k] for k in new}
-    return new
+    return stepped(w, batches, lr, lambda k, g, v: g + mu * (v - w[k]))
 
 
 def perfedavg(w: Model, batches, lr: float, alpha: float, hessian: bool) -> Model:
@@ -61,10 +53,7 @@ def gradient_or_zero(x: np.ndarray, y: np.ndarray):
 
 def scaffold(w: Model, c: Model, c_own: Model, batches, lr: float) -> tuple[Model, Model]:
     """Option II: steps along g + c - c_i; returns w_i - w and c_i' - c_i."""
-    new = dict(w)
-    for x, y in batches:
-        g = gradient(new, x, y)
-        new = {k: new[k] - lr * (g[k] + c[k] - c_own[k]) for k in new}
+    new = stepped(w, batches, lr, lambda k, g, v: g + c[k] - c_own[k])
     steps = len(batches)
     c_new = {k: c_own[k] - c[k] + (w[k] - new[k]) / (steps * lr) for k in new}
     return {k: new[k] - w[k] for k in w}, {k: c_new[k] - c_own[k] for k in w}
@@ -72,10 +61,7 @@ def scaffold(w: Model, c: Model, c_own: Model, batches, lr: float) -> tuple[Mode
 
 def feddyn(w: Model, s: Model, batches, lr: float, alpha: float) -> tuple[Model, Model]:
     """Descends on CE - <w_i, s_i> + alpha / 2 |w_i - w|^2; returns w_i and the new s_i."""
-    new = dict(w)
-    for x, y in batches:
-        g = gradient(new, x, y)
-        new = {k: new[k] - lr * (g[k] - s[k] + alpha * (new[k] - w[k])) for k in new}
+    new = stepped(w, batches, lr, lambda k, g, v: g - s[k] + alpha * (v - w[k]))
     return new, {k: s[k] - alpha * (new[k] - w[k]) for k in w}
 
 
@@ -87,10 +73,7 @@ def feddyn_server(w: Model, h: Model, uploads: list[Model], clients: int, alpha:
 
 def ditto(v: Model, w: Model, batches, lr: float, lam: float) -> Model:
     """v <- v - lr (g(v) + lam (v - w)), w being the model as received."""
-    for x, y in batches:
-        g = gradient(v, x, y)
-        v = {k: v[k] - lr * (g[k] + lam * (v[k] - w[k])) for k in v}
-    return v
+    return stepped(v, batches, lr, lambda k, g, x: g + lam * (x - w[k]))
 
 
 def pfedme(
@@ -140,10 +123,7 @@ def apfl(
 
 def of_part(params: Model, part: str, batches, lr: float) -> Model:
     """Trains "head" or "base" alone."""
-    for x, y in batches:
-        g = gradient(params, x, y)
-        params = {k: v - lr * g[k] * k.startswith(part) for k, v in params.items()}
-    return params
+    return stepped(params, batches, lr, lambda k, g, v: g * k.startswith(part))
 
 
 def contrast(z: np.ndarray, near: np.ndarray, far: np.ndarray, tau: float) -> float:
@@ -167,13 +147,7 @@ def moon(w: Model, last: Model, batches, lr: float, mu: float, tau: float) -> Mo
         z = linear_client.features(params, x)
         return linear_client.loss(params, x, y) + mu * contrast(z, near, far, tau)
 
-    new = dict(w)
-    for x, y in batches:
-        new = {
-            k: v - lr * numerical_gradient(lambda p, k=k, x=x, y=y: loss({**new, k: p}, x, y), v)  # noqa: B023
-            for k, v in new.items()
-        }
-    return new
+    return descend(loss, w, batches, lr)[0]
 
 
 def head_mixture(kept: Model, received: Model, weights: Model) -> Model:

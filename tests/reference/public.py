@@ -3,13 +3,8 @@
 import numpy as np
 
 from tests.reference import linear_client
-from tests.reference.gradients import sgd_step
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """scores [P, C] -> rows of sum 1."""
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    return shares / shares.sum(-1, keepdims=True)
+from tests.reference.classification import softmax
+from tests.reference.gradients import descend, sgd_step
 
 
 def absolute_error(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -36,14 +31,12 @@ def digest(params, x: np.ndarray, targets: np.ndarray, loss, lr: float, size: in
       loss: (scores, targets) -> scalar.
       lr, size: learning rate and batch size.
     """
-    for start in range(0, len(x), size):
-        rows = slice(start, start + size)
 
-        def of(p, rows=rows):
-            return loss(linear_client.logits(p, x[rows]), targets[rows])
+    def of(p, rows):
+        return loss(linear_client.logits(p, x[rows]), targets[rows])
 
-        params = sgd_step(of, params, lr)
-    return params
+    batches = [(slice(start, start + size),) for start in range(0, len(x), size)]
+    return descend(of, params, batches, lr)[0]
 
 
 def sharpened(probabilities: np.ndarray, temperature: float) -> np.ndarray:

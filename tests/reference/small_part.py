@@ -58,10 +58,6 @@ def _head(private: Params, rows: np.ndarray) -> np.ndarray:
     return rows @ private["head_kernel"] + private["head_bias"]
 
 
-def _error(scores: np.ndarray, y: np.ndarray) -> float:
-    return cross_entropy(scores, y, [True] * len(y))
-
-
 def afm_logits(parts: dict, x: np.ndarray) -> np.ndarray:
     """h(alpha f(x) + (1 - alpha) g(x)), entry by entry."""
     alpha = parts["alpha"]["alpha"]
@@ -74,10 +70,11 @@ def afm_client(private, shared, alpha, batches, rule: Sgd, alpha_rate: float):
     three."""
     parts = {"own": private, "shared": shared, "alpha": {"alpha": alpha}}
     rules = {"own": rule, "alpha": rule._replace(rate=alpha_rate * rule.rate)}
-    losses = [lambda p, x=x, y=y: _error(afm_logits(p, x), y) for x, y in batches]
+    losses = [lambda p, x=x, y=y: cross_entropy(afm_logits(p, x), y) for x, y in batches]
     trained = descend(losses, parts, rules, bounded=("alpha",))
     of_shared = [
-        lambda p, x=x, y=y: _error(_head(p["own"], features(p["shared"], x)), y) for x, y in batches
+        lambda p, x=x, y=y: cross_entropy(_head(p["own"], features(p["shared"], x)), y)
+        for x, y in batches
     ]
     sent = descend(of_shared, trained, {"shared": rule})["shared"]
     return trained["own"], trained["alpha"]["alpha"], sent
@@ -104,7 +101,7 @@ def moe_client(private, shared, gate, batches, rule: Sgd, gate_rate: float) -> d
     """Trains all three together."""
     rules = dict.fromkeys(("own", "shared"), rule)
     rules["gate"] = rule._replace(rate=gate_rate * rule.rate)
-    losses = [lambda p, x=x, y=y: _error(moe_logits(p, x), y) for x, y in batches]
+    losses = [lambda p, x=x, y=y: cross_entropy(moe_logits(p, x), y) for x, y in batches]
     return descend(losses, {"own": private, "shared": shared, "gate": gate}, rules)
 
 
@@ -118,7 +115,7 @@ def es_client(private, extractor, batches, rule: Sgd, mu: float, epochs: int):
     """Trains F for an epoch of the batches (images, labels), then G for `epochs`; returns both."""
 
     def error(p, images, y):
-        return _error(logits(p["own"], images.reshape(len(images), -1)), y)
+        return cross_entropy(logits(p["own"], images.reshape(len(images), -1)), y)
 
     def own_loss(p, x, y):
         return (1 - mu) * error(p, x, y) + mu * error(p, redrawn(extractor, x), y)

@@ -116,7 +116,7 @@ def fedbabu(lr: float) -> Form:
     """Uploads are extractors, whose mean is uniform."""
 
     def client(w, _, batches):
-        trained = steps.fedbabu(w, batches, lr)
+        trained = steps.of_part(w, "base", batches, lr)
         return (), {k: v for k, v in trained.items() if k.startswith("base")}
 
     def serve(w, uploads, samples, clients):
