@@ -1,5 +1,7 @@
 """Methods whose messages privacy cannot cover are refused in one line."""
 
+import functools
+
 import pytest
 
 from fedjax_ht.core.wire import Metadata
@@ -78,15 +80,20 @@ def test_a_model_that_normalises_by_batch_is_refused():
         method.check(normed_federation())
 
 
+def changed(client_update):
+    """FedAvg whose clients do something else; they are given FedAvg's update first."""
+    method = METHODS["fedavg"](TRAINING)
+    return method._replace(client_update=functools.partial(client_update, method.client_update))
+
+
 def counting(what):
     """FedAvg whose clients send something else as their count."""
-    method = METHODS["fedavg"](TRAINING)
 
-    def client_update(bucket, client, downlink, data, ctx):
-        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+    def client_update(update, bucket, client, downlink, data, ctx):
+        client, uplink, metrics = update(bucket, client, downlink, data, ctx)
         return client, uplink._replace(num_samples=Metadata(what(data, ctx))), metrics
 
-    return method._replace(client_update=client_update)
+    return changed(client_update)
 
 
 def test_counts_of_ones_own_are_refused():
@@ -102,15 +109,13 @@ def test_counts_of_ones_own_are_refused():
 
 def test_the_loss_of_training_is_refused():
     """Gradients have noise, their losses do not."""
-    method = METHODS["fedavg"](TRAINING)
 
-    def client_update(bucket, client, downlink, data, ctx):
-        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+    def client_update(update, *arguments):
+        client, uplink, metrics = update(*arguments)
         return client, (uplink, metrics["loss"]), metrics
 
-    telling = private(method._replace(client_update=client_update), Privacy("sample"))
     with pytest.raises(ValueError, match=SAMPLE):
-        telling.check(uniform_federation())
+        private(changed(client_update), Privacy("sample")).check(uniform_federation())
 
 
 @pytest.mark.parametrize("unit", ["client", "upload", "sample"])
@@ -121,13 +126,11 @@ def test_attacks_are_not(kind, unit):
 
 
 def test_training_twice_is_refused():
-    method = METHODS["fedavg"](TRAINING)
+    def client_update(update, bucket, client, *rest):
+        client, _, _ = update(bucket, client, *rest)
+        return update(bucket, client, *rest)
 
-    def client_update(bucket, client, downlink, data, ctx):
-        client, _, _ = method.client_update(bucket, client, downlink, data, ctx)
-        return method.client_update(bucket, client, downlink, data, ctx)
-
-    twice = private(method._replace(client_update=client_update), Privacy("sample"))
+    twice = private(changed(client_update), Privacy("sample"))
     with pytest.raises(ValueError, match="do not train once a round; their steps are not counted"):
         twice.check(uniform_federation())
 
