@@ -167,20 +167,33 @@ def test_runs_of_other_arguments_have_other_folders():
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "command, arguments, message",
     [
-        (["--config.rounds=-1"], "rounds is -1"),
-        (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own"),
-        (["--config=no/such/file.py"], "no config file no/such/file.py"),
-        (["stray"], "stray"),
-        (["--workdir="], "--workdir is empty"),
+        ("main", ["--config.rounds=-1"], "rounds is -1"),
+        ("main", ["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its"),
+        ("main", ["--config=no/such/file.py"], "no config file no/such/file.py"),
+        ("main", ["stray"], "stray"),
+        ("main", ["--workdir="], "--workdir is empty"),
+        ("compare", ["--target=0.5", "--target_share=0.5"], "both given"),
+        ("compare", ["--target_score=loss"], "flag --target_score=loss: value should be one of <a"),
+        ("compare", ["--over=training.epochs=1,10"], "--over is given without --fair"),
+        (
+            "compare",
+            ["--methods=fedtgp", "--config.method.options.tau=3"],
+            "options.tau is not read with",
+        ),
+        (
+            "compare",
+            ["--fair=2", "--config.method.options.tau=3"],
+            "not read with --fair; write the options as",
+        ),
     ],
 )
 def test_the_command_line_exits_with_2_and_one_line(
-    run_module, tiny_config, tmp_path, arguments, message
+    run_module, tiny_config, tmp_path, command, arguments, message
 ):
     folder = f"--workdir={tmp_path / 'run'}"
-    done = run_module("main", f"--config={tiny_config}", folder, *arguments)
+    done = run_module(command, f"--config={tiny_config}", folder, *arguments)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr

@@ -226,30 +226,6 @@ def test_entries_that_do_not_fit_are_left_out_with_the_reason(tiny_config):
         fitting(comparison(config, ["fedmd"], None), print)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--target=0.5", "--target_share=0.5"], "both given"),
-        (["--target_score=loss"], "flag --target_score=loss: value should be one of <accuracy|"),
-        (["--over=training.epochs=1,10"], "--over is given without --fair"),
-        (["--methods=fedtgp", "--config.method.options.tau=3"], "options.tau is not read with"),
-        (
-            ["--fair=2", "--config.method.options.tau=3"],
-            "not read with --fair; write the options as",
-        ),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    run_module, tiny_config, tmp_path, arguments, message
-):
-    folder = f"--workdir={tmp_path / 'run'}"
-    done = run_module("compare", f"--config={tiny_config}", folder, *arguments)
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2
-    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     workdir = tmp_path / "run"
 
