@@ -17,8 +17,8 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.samples import PUBLIC, Data, Split
-from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, select, take
+from fedjax_ht.core.samples import Data, of_member
+from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, select
 
 
 class Participant(NamedTuple):
@@ -105,16 +105,10 @@ def call_directly(stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
 
 def view(data: Data, participant: Participant) -> Data:
     """Returns the bucket's stacked data as one client sees it; padding has no samples."""
-
-    def of_client(name: str, split: Split) -> Split:
-        # The public set is shared, not stacked by client.
-        if name != PUBLIC:
-            split = take(split, participant.member)
-        return split._replace(count=jnp.where(participant.valid, split.count, 0))
-
-    return data._replace(
-        splits={name: of_client(name, split) for name, split in data.splits.items()}
-    )
+    splits = {}
+    for name, split in of_member(data, participant.member).splits.items():
+        splits[name] = split._replace(count=jnp.where(participant.valid, split.count, 0))
+    return data._replace(splits=splits)
 
 
 def without_samples(data: Data) -> Data:

@@ -1,11 +1,11 @@
 """One client's samples, as seen by a method's functions."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Int, Shaped
 
-from fedjax_ht.core.trees import HostArray, HostNumber, PyTree
+from fedjax_ht.core.trees import HostArray, HostNumber, PyTree, take
 
 PUBLIC = "public"
 """The split of `Data.splits` that server and all clients share, for methods that read it."""
@@ -46,3 +46,12 @@ class Data(NamedTuple):
     splits: dict[str, Split]
     round: Int[HostNumber, ""] | None = None
     trainer: Callable | None = None
+
+
+def of_member(data: Data, member: Any) -> Data:
+    """Returns a bucket's stacked data as one of its clients sees it; `member` is its row there."""
+    splits = {}
+    for name, split in data.splits.items():
+        # the public set is shared, not stacked by client
+        splits[name] = split if name == PUBLIC else take(split, member)
+    return data._replace(splits=splits)

@@ -30,9 +30,9 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.message_forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.round import any_state, client_step
-from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.samples import Data, Split, of_member
 from fedjax_ht.core.task import CLASSIFICATION
-from fedjax_ht.core.trees import PyTree, take
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.meaning import meaning_sums
@@ -178,7 +178,7 @@ def make_client(
         plan=plan,
         client_id=client_id,
         init_id=federation.members(bucket)[0] if plan.options.shared_init else client_id,
-        data=jax.device_put(_of_one_client(stacked)),
+        data=jax.device_put(of_member(stacked, 0)),
         counts=counts,
         noise=noise and noise._replace(max_epsilon=max_epsilon),
         downlink_form=downlink_form(plan.method, federation, bucket, plan.channel),
@@ -197,14 +197,6 @@ def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
         splits[name] = stack([mixed(getattr(indices, name))])
     splits |= public_split(dataset)
     return Data(dataset.inputs, dataset.labels, dataset.preprocess, splits)
-
-
-def _of_one_client(stacked: Data) -> Data:
-    splits = {}
-    for name, split in stacked.splits.items():
-        # all clients share one public set, which has no axis of clients
-        splits[name] = split if name == PUBLIC else take(split, 0)
-    return stacked._replace(splits=splits)
 
 
 def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data) -> float:

@@ -35,8 +35,7 @@ from fedjax_ht.core.local_training import BATCH_OF
 from fedjax_ht.core.message_forms import client_form, downlink_form
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import call_of, called_programs, has_loop, jaxpr_of, scan_constants
-from fedjax_ht.core.samples import PUBLIC, Data
-from fedjax_ht.core.trees import take
+from fedjax_ht.core.samples import PUBLIC, Data, of_member
 from fedjax_ht.ops.patches import MULTIPLIED
 
 
@@ -64,15 +63,7 @@ def work_flops(work: ClosedJaxpr, data: Data) -> np.ndarray:
 
 def data_form(data: Data) -> Data:
     """Returns the form of one client's view of stacked data: shapes and dtypes."""
-
-    def form(x):
-        return on_device(x.shape, x.dtype)
-
-    splits = {}
-    for name, split in data.splits.items():
-        # One client's part of stacked splits; the public set is not stacked.
-        splits[name] = split if name == PUBLIC else take(split, 0)
-    return jax.tree.map(form, data._replace(splits=splits))
+    return jax.tree.map(lambda x: on_device(x.shape, x.dtype), of_member(data, 0))
 
 
 def bucket_work(method: Method, federation: Federation, bucket: Bucket, data: Data) -> ClosedJaxpr:
