@@ -17,7 +17,7 @@ import pytest
 import tests.shapes  # noqa: F401, before the library, whose functions it wraps
 
 # isort: split
-from fedjax_ht.core.compiling import LEVEL
+from fedjax_ht.core.compiling import CPU_OPTIONS
 from fedjax_ht.simulation.engine import forget_engines
 from tests.changed_code import MonkeyPatch
 from tests.compilations import compiled  # noqa: F401, a fixture
@@ -62,7 +62,7 @@ def compiled_once(request):
     once: in two processes of xdist, and in all runs until `make clean`. The notebook's and the
     quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
-    LEVEL["xla_backend_optimization_level"] = 0  # else the library's programs have its own
+    CPU_OPTIONS["xla_backend_optimization_level"] = 0  # comes after jax's own options
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

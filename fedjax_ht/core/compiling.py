@@ -33,11 +33,11 @@ rounds ran on an H100 (benchmarks/results/gpu_h100.md). jax does not guarantee t
 XLA rejects unknown ones.
 """
 
-LEVEL = {"xla_backend_optimization_level": 1}
-"""Options of all CPU programs: LLVM's level 1 of 3.
+CPU_OPTIONS = {"xla_backend_optimization_level": 1}
+"""Options of the CPU programs that are compiled here: LLVM's level 1 of 3.
 
-Higher levels take 6 to 13 % of the time that XLA compiles. Rounds are no slower at level 1, and
-their numbers are equal.
+Higher levels take 6 to 13 % of the CPU time of a short run. Rounds are no slower at level 1, and
+their numbers are equal (benchmarks/results/short_runs_cpu.md).
 """
 
 QUICK_OPTIONS: dict[tuple[int, ...], dict[str, bool]] = {
@@ -63,7 +63,7 @@ def compiler_options(platform: str, quick: bool = False) -> dict[str, Any] | Non
     that `GRAPH_OPTIONS` lacks, programs are compiled without graphs, with a warning.
     """
     if platform == "cpu":
-        return LEVEL | (QUICK_OPTIONS.get(jax.__version_info__[:2], {}) if quick else {})
+        return CPU_OPTIONS | (QUICK_OPTIONS.get(jax.__version_info__[:2], {}) if quick else {})
     if platform != "gpu":
         return None
     options = GRAPH_OPTIONS.get(jax.__version_info__[:2])
@@ -104,7 +104,10 @@ def enable_compilation_cache() -> None:
 
 
 def compiled(fn: Callable, *, quick: bool = False) -> Callable:
-    """Compiles a function for the default devices, with their platform's options."""
+    """Compiles a function for the default devices, with their platform's options.
+
+    jax refuses options of the compiler inside other programs, such as in `jax.grad` of the result.
+    """
     return jax.jit(fn, compiler_options=compiler_options(jax.default_backend(), quick))
 
 

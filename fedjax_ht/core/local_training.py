@@ -5,7 +5,7 @@ Trip counts are dynamic: under `vmap` the loop masks finished clients; without i
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -226,8 +226,9 @@ def train(
         first = number % per_epoch * size
         with jax.named_scope(BATCH_OF.format(size)):
             batch = take_batch(data, order, source.count, first, size)
-        view_key = jax.random.fold_in(augment_key, number)
-        batch = augmented(training, batch, black, key=view_key)
+        if training.augmentation is not None:
+            view_key = jax.random.fold_in(augment_key, number)
+            batch = augmented(training.augmentation, batch, black, key=view_key)
         step_key = jax.random.fold_in(loss_key, number)
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, step_key)
         params, opt_state = descend(training, data, gradients, opt_state, params)
@@ -261,15 +262,19 @@ def no_training(
     return TrainingResult(params, stats, jnp.float32(0), sums)
 
 
-def augmented(training: LocalTraining, batch: Batch, black: Any, *, key: Key[Array, ""]) -> Batch:
-    """Returns a batch as the recipe's augmentation changes it; see `Augment` for `black`.
+def augmented(
+    augmentation: Augment,
+    batch: Batch,
+    black: Float[Array, " C"] | float,
+    *,
+    key: Key[Array, ""],
+) -> Batch:
+    """Returns a batch as an augmentation changes it; see `Augment` for `black`.
 
     Raises:
       ValueError: the augmentation changes the shape of inputs. One line.
     """
-    if training.augmentation is None:
-        return batch
-    x = training.augmentation(key, batch.x, black)
+    x = augmentation(key, batch.x, black)
     before, after = jax.tree.map(jnp.shape, (batch.x, x))
     if before != after:
         raise ValueError(f"the augmentation returns {after} for {before}; it must keep the shape")
@@ -347,8 +352,8 @@ def _zero_sums(
             )
         if jnp.shape(loss.value):
             raise ValueError(
-                f"the loss function returns a value of shape {loss.value.shape}; return a scalar, "
-                "such as fl.losses.masked_mean(value, batch.mask)"
+                f"the loss function returns a value of shape {jnp.shape(loss.value)}; return a "
+                "scalar, such as fl.losses.masked_mean(value, batch.mask)"
             )
         return loss.rows
 

@@ -254,7 +254,7 @@ def position_cost(
 
 
 def wire_elements(message: PyTree) -> WireCost:
-    """Counts the elements and bytes of one message, below 4 GiB; they are counted only here.
+    """Counts the elements and bytes of one message of at most 4 GiB. Nothing else counts them.
 
     Args:
       message: the message of one client, without a client axis.

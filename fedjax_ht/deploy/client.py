@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket, put_weights, weights_of, with_frozen
+from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
@@ -266,7 +267,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         )
         return score(model, scored, downlink=downlink, data=data, requested=is_scored)
 
-    return Programs(*map(jax.jit, (init, train, evaluate)))
+    return Programs(*map(compiled, (init, train, evaluate)))
 
 
 MAX_STATES = 1000

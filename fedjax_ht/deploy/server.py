@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.codes import decoded
+from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.message_forms import result_form, sends_payload
@@ -353,7 +354,7 @@ def run_name(folder: Path) -> str:
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
-    return jax.jit(functools.partial(_send_downlink, plan, federation, bucket))
+    return compiled(functools.partial(_send_downlink, plan, federation, bucket))
 
 
 def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, round, info):
@@ -378,4 +379,4 @@ def _decoder(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
         assert code is not None  # nothing else is decoded
         return decoded(code, bucket, message, downlink=downlink, root=root, round=round, info=info)
 
-    return jax.jit(decode)
+    return compiled(decode)

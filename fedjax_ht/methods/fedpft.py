@@ -161,10 +161,10 @@ def fedpft(
     def add(federation, bucket, kept, received):
         places = jnp.searchsorted(np.array(federation.members(bucket)), received.info.id)
         counts = received.uplink.counts.value
-        has_none = ~counts.mask.any(1)
+        sent_nothing = ~counts.mask.any(1)  # a client without samples, which has nothing to add
         counts = counts._replace(mask=counts.mask & received.uplink.rows.mask)  # after a defence
         news = received.arrived & counts.mask.any(1)
-        counted = news | received.arrived & has_none
+        complete = news | (received.arrived & sent_nothing)
         received = received._replace(info=received.info._replace(id=places))
 
         def written(table, sent: Masked):
@@ -172,7 +172,7 @@ def fedpft(
             return set_rows(table, received, rows, news)
 
         uplink = received.uplink._replace(counts=counts)
-        return Gaussians(*map(written, kept, uplink)), counted
+        return Gaussians(*map(written, kept, uplink)), complete
 
     def heads(federation, kept, clients, key):
         trained = []

@@ -100,7 +100,7 @@ class Profile:
           flops: float64 [m], FLOPs of their training in the round.
           down, up: costs of their downloads and uploads, arrays [m].
         """
-        # int32 on the device, where payload and metadata may each be just below 2 GiB
+        # uint32 on the device, where payload and metadata may each be just below 4 GiB
         up, down = (WireCost(*np.asarray(cost, np.int64)) for cost in (up, down))
         work = {"flops": flops, "up": up.bytes, "down": down.bytes}
         stages = []

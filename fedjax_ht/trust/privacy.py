@@ -364,7 +364,8 @@ def dp_train(
 
         def gradient_of(sample: Batch, key):
             loss_key, augment_key = jax.random.split(key)
-            sample = augmented(training, sample, black, key=augment_key)
+            if training.augmentation is not None:
+                sample = augmented(training.augmentation, sample, black, key=augment_key)
 
             def loss(params):
                 return loss_fn(params, stats, sample, loss_key).value

@@ -39,11 +39,11 @@ class Case(NamedTuple):
 
     Attributes:
       clients, rounds: of the deployment.
-      victims: process -> how often it is chosen, next to the others.
-      first_rows: rows that are there when killing begins; with 2, all clients have said hello.
-      after_row: how often it is awaited that a round ends, before the next is killed.
-      seconds: those before the next is killed then, on average.
-      most: kills, after which the deployment is left alone.
+      victims: process -> the weight of its choice.
+      first_rows: rows before the first kill; with 2, all clients have said hello.
+      after_row: the probability of waiting for the end of a round before a kill.
+      seconds: the mean delay before a kill.
+      most: the maximum number of kills.
     """
 
     clients: int
@@ -69,7 +69,7 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path, na
     port = made_ready(tmp_path, "fedproto", rounds=case.rounds, clients=case.clients)
     start = {i: functools.partial(start_client, tmp_path, port, i) for i in range(case.clients)}
     start["server"] = functools.partial(start_server, tmp_path, port)
-    processes = {name: begun() for name, begun in start.items()}
+    processes = {one: begun() for one, begun in start.items()}
 
     def wait_for_rows(count):
         wait_for(tmp_path, processes["server"], lambda rows: len(rows) >= count)
@@ -91,7 +91,7 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path, na
         assert processes["server"].wait(600) == 0, (tmp_path / "server.log").read_text()[-3000:]
     finally:
         end_all(*processes.values())
-    assert kills.total() == case.most or case.most == math.inf
+    assert kills.total() == case.most or (case.most == math.inf and kills["client"])
     print(f"\n{dict(kills)} killed in {time.monotonic() - begin:.0f} s")
     run_apart("tests.deploy.test_kills", tmp_path, name)
 

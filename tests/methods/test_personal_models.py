@@ -190,8 +190,11 @@ def test_noise_of_fedcps_training_follows_the_seed():
 def test_a_trained_client_of_fedcp_is_scored_beside_the_head_that_it_received():
     client, method = {"params": V, "stats": {}, "context": jnp.ones(K)}, fedcp(TRAINING)
     _, trained, _, _ = play(method, client, W | {"policy": POLICY}, ctx=tiny.context(0))
+    check_equal(trained["shared"], W["head"])
     want = method.predict(BUCKET, trained, W, X, MASK)["head"]
     np.testing.assert_array_equal(method.predict(BUCKET, trained, OTHER, X, MASK)["head"], want)
+    other = method.predict(BUCKET, trained | {"shared": OTHER["head"]}, W, X, MASK)["head"]
+    assert (other != want).any()
 
 
 def test_a_client_of_fedamp_writes_its_own_row_of_its_architecture():

@@ -48,10 +48,10 @@ def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
 
 
 def test_the_bytes_of_a_large_upload_take_their_time():
-    """Payload and metadata are int32 on the device; their sum need not be."""
-    cost, nothing = WireCost(*np.full((4, 1), 1_500_000_000, np.int32)), np.zeros(1)
+    """Payload and metadata are uint32 on the device; their sum need not be."""
+    cost, nothing = WireCost(*np.full((4, 1), 3_000_000_000, np.uint32)), np.zeros(1)
     profile = Profile(up=np.array([1e9]))
-    assert profile.seconds(np.array([0]), nothing, down=cost, up=cost) == 3
+    assert profile.seconds(np.array([0]), nothing, down=cost, up=cost) == 6
 
 
 def test_participants_are_drawn_among_those_who_are_there():

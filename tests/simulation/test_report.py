@@ -14,7 +14,7 @@ from tests.standard import simulation_of
 
 def result(arrived, finite, loss, up, down) -> ClientResult:
     def cost(column):
-        return WireCost(*(np.array(column, np.int32) * k for k in (1, 4, 2, 8)))
+        return WireCost(*(np.array(column, np.uint32) * k for k in (1, 4, 2, 8)))
 
     metrics = {"loss": np.array(loss, np.float32)}
     flags = np.array(arrived, bool), np.array(finite, bool)

@@ -200,7 +200,8 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
     elif "train_share" in values and values.get("tested") != "new_groups":
         _check_shares("merged", values["train_share"], values["val_share"])
     if kind == "class_shares":
-        for name in ("val_size",) if values["sets"] == "merged" else ("train_share", "val_share"):
+        unread = ["val_size"] if values["sets"] == "merged" else ["train_share", "val_share"]
+        for name in unread:
             if values[name] != known[name].default:
                 raise ValueError(f"{name} is not read with sets={values['sets']!r}; remove it")
     if num_classes is not None and "classes_per_client" in values:

@@ -179,9 +179,10 @@ def run_folder(
             both = {label: _as_json(recorded(before[label])) for label in now if label in before}
             again = {label: now[label] for label in both}
             there, here = _compared(earlier.fields, both), _compared(fields, again)
-            same_data = noted.get("data") == notes.get("data") is not None
-            if same_data and _unplaced(there["dataset.name"]) == _unplaced(config.dataset.name):
-                del there["dataset.name"], here["dataset.name"]  # the file was moved
+            name, sums = "dataset.name", notes.get("data")
+            moved = _without_folder(there[name]) == _without_folder(here[name])
+            if moved and sums and sums == noted.get("data"):
+                there[name] = here[name]
             _refuse_other(there, here, path)
             check_sums(noted, notes, config, path)
             check_generator(noted.get("random", {}), str(path))
@@ -291,8 +292,8 @@ def _as_json(entry: Entry) -> dict[str, Any]:
     return json.loads(json.dumps(entry._asdict()))
 
 
-def _unplaced(dataset: str) -> tuple[str, str]:
-    """Returns "npz:FOLDER/mine.npz" without the folder: its prefix, and the rest."""
+def _without_folder(dataset: str) -> tuple[str, str]:
+    """Returns the prefix and the file's name of "npz:FOLDER/mine.npz"."""
     prefix, _, rest = dataset.partition(":")
     return prefix, Path(rest).name
 

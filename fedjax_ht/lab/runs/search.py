@@ -371,7 +371,8 @@ def fairly_tuned(
             dataset=dataset,
             models=models,
         )
-        write_whole(folder / "sweep.md", table(result) + "\n")
+        with once_started():
+            write_whole(folder / "sweep.md", table(result) + "\n")
         tell(f"chosen: {result.best}")
         origin = f"{budget(single, points, halvings)}; searched: {described_space(space)}"
         tuned.append(preset(result.best, origin, known, on=named))

@@ -176,8 +176,8 @@ class Statistics(NamedTuple):
       init: (federation, bucket) -> the server's statistics of the bucket before any upload.
       of_client: (bucket, client, data, sends bool) -> (uplink, metrics); the uplink is sent only if
         `sends` is True.
-      add: (federation, bucket, kept, received) -> (kept, with what arrived added; bool [P], the
-        clients that need not send again: a defence may drop what arrived).
+      add: (federation, bucket, kept, received) -> (the new statistics; bool [P], the clients whose
+        upload counted, and who do not send again: a defence may drop what arrived).
       heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
         in the order of `ordered`.
       server_reads: "sums" or "uploads", as for `Wire.server_reads`.
@@ -258,9 +258,9 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
         heard, kept, clients = server.heard, [], []
         for bucket, before in zip(ordered(federation), server.kept):
             uploads = received[bucket.name]
-            after, counted = statistics.add(federation, bucket, before, uploads)
+            after, complete = statistics.add(federation, bucket, before, uploads)
             kept.append(after)
-            heard = set_rows(heard, uploads, True, counted)
+            heard = set_rows(heard, uploads, True, complete)
             clients.append(heard[np.array(federation.members(bucket))].sum())
         new = heard.sum() - server.heard.sum()
         differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
