@@ -216,7 +216,8 @@ def digest_and_train(
     Args:
       training: local training on the client's own samples.
       recipe, distance: arguments of `digest`.
-      output: what clients send for the requested samples, see `outputs_of`.
+      output: (bucket, client, x, mask) -> float [B, D], what clients send for the requested
+        samples; by default the logits.
     """
 
     def client_update(bucket, client, downlink, data, ctx):
