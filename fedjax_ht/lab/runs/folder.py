@@ -180,7 +180,7 @@ def run_folder(
             again = {label: now[label] for label in both}
             there, here = _compared(earlier.fields, both), _compared(fields, again)
             name, sums = "dataset.name", notes.get("data")
-            moved = _without_folder(there[name]) == _without_folder(here[name])
+            moved = without_folder(there[name]) == without_folder(here[name])
             if moved and sums and sums == noted.get("data"):
                 there[name] = here[name]
             _refuse_other(there, here, path)
@@ -292,10 +292,10 @@ def _as_json(entry: Entry) -> dict[str, Any]:
     return json.loads(json.dumps(entry._asdict()))
 
 
-def _without_folder(dataset: str) -> tuple[str, str]:
-    """Returns the prefix and the file's name of "npz:FOLDER/mine.npz"."""
-    prefix, _, rest = dataset.partition(":")
-    return prefix, Path(rest).name
+def without_folder(dataset: str) -> str:
+    """Returns a data set's name without the folder of its file: "npz:mine.npz"."""
+    prefix, colon, rest = dataset.partition(":")
+    return prefix + colon + Path(rest).name
 
 
 def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:

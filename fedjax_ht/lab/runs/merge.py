@@ -30,6 +30,7 @@ from fedjax_ht.lab.runs.folder import (
     locked,
     read_folder,
     read_json,
+    without_folder,
     write_folder,
     write_json,
 )
@@ -110,9 +111,11 @@ def compared(part: Folder) -> dict[str, Any]:
     """Returns everything in which the parts of a run must agree.
 
     This is the fields of the config that affect results, the sums of data and split, and the random
-    generator.
+    generator. Data with a sum may lie in different folders.
     """
     fields = fixed(part.fields, FREE_BUT_ROUNDS)
+    if part.notes.get("data"):
+        fields["dataset.name"] = without_folder(fields["dataset.name"])
     for name in ("data", "split", "random"):
         fields[f"the run's {name}"] = part.notes.get(name)
     return fields

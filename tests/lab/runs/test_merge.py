@@ -75,6 +75,15 @@ def test_what_changes_no_number_may_differ(tmp_path):
     assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
 
 
+def test_equal_data_may_lie_in_different_folders(tmp_path):
+    first = part(tmp_path / "a", "local", dataset__name="npz:/here/mine.npz")
+    second = part(tmp_path / "b", "fedtgp", dataset__name="npz:/there/mine.npz")
+    assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
+    third = part(tmp_path / "c", "fedproto", dataset__name="npz:/there/other.npz")
+    with pytest.raises(ValueError, match=r"dataset.name is 'npz:mine.npz' there and 'npz:other"):
+        merge([first, third], tmp_path / "other")
+
+
 def test_own_files_of_a_part_are_those_of_its_entries(tmp_path):
     """A part without an own method or weights knows none; two that have one must have the same."""
     noted = {"own_methods": {"mine": "sum of mine.py"}}
