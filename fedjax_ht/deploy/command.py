@@ -16,7 +16,7 @@ import ipaddress
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.rounds import serve
 from fedjax_ht.deploy.samples import read_samples, write_split
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
-from fedjax_ht.deploy.server import MOST_SAMPLES
+from fedjax_ht.deploy.server import CLIENTS_FILE, MOST_SAMPLES
 from fedjax_ht.lab.cli import fail
 from fedjax_ht.lab.config.sections import Config, DatasetConfig
 from fedjax_ht.lab.readers.description import describe
@@ -189,12 +189,7 @@ def server(plan: Plan, workdir: Path) -> None:
         raise ValueError("--client_ca needs TLS; remove --insecure")
     if _KEYS.value is not None or certificate is not None:
         public = read_public_keys(_path(_KEYS))
-        missing = sorted(set(range(plan.num_clients)) - set(public))
-        if missing:
-            raise ValueError(
-                f"{_KEYS.value} has no keys for clients {', '.join(map(str, missing))}: add "
-                f"client{missing[0]}.pub"
-            )
+        check_keys(public, plan.num_clients, _path(_KEYS), (workdir / CLIENTS_FILE).exists())
     check_port(_PORT.value)
     log_to(workdir / "flower.log")
     if certificate is not None:
@@ -216,6 +211,15 @@ def server(plan: Plan, workdir: Path) -> None:
         )
         with jax.default_matmul_precision(plan.config.precision):
             serve(plan, workdir, transport._replace(most_samples=_SAMPLES.value))
+
+
+def check_keys(public: Mapping[int, Any], num_clients: int, folder: Path, has_begun: bool) -> None:
+    """Checks that a run begins with the keys of all clients; later, some may be withdrawn."""
+    if missing := sorted(set(range(num_clients)) - set(public)):
+        problem = f"{folder} has no keys for clients {', '.join(map(str, missing))}"
+        if not has_begun:
+            raise ValueError(f"{problem}: add client{missing[0]}.pub")
+        tell(f"{problem}: they cannot take part")
 
 
 def _values(*needed: flags.FlagHolder) -> list[Any]:

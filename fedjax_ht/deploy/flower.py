@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common import FitIns, Parameters, parameters_to_ndarrays
+from flwr.common import FitIns, Parameters, bytes_to_ndarray, parameters_to_ndarrays
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
@@ -26,7 +26,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
 
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.masking import fit_result, with_stage, without_stage
-from fedjax_ht.deploy.messages import Envelope, is_count, printable
+from fedjax_ht.deploy.messages import Envelope, array_bytes, is_count, printable
 from fedjax_ht.deploy.secure_sums import (
     MIN_CLIENTS,
     MODULUS,
@@ -35,7 +35,7 @@ from fedjax_ht.deploy.secure_sums import (
     threshold,
     with_mask_stream,
 )
-from fedjax_ht.deploy.server import Transport
+from fedjax_ht.deploy.server import ProblemOf, Transport
 
 _UNMASK_STAGE = with_mask_stream(SecAggPlusWorkflow.unmask_stage)
 LOG_BYTES = 1 << 20
@@ -62,22 +62,24 @@ class SumResult(NamedTuple):
 def secure_sum(
     link: Any,
     requests: dict[int, Envelope],
-    max_bytes: Mapping[int, int],
+    length: int,
     *,
     limit: float,
     timeout: float,
+    problem_of: ProblemOf,
 ) -> SumResult:
     """Sums the vectors with which nodes answer requests, by the stages of Flower's SecAgg+.
 
     Flower's workflow gives up if a client is lost before all have each other's shares. Here the sum
-    skips such a client. `masking` is a client's half.
+    skips such a client, and one whose vector or header is invalid. `masking` is a client's half.
 
     Args:
       link: a `link.Link`.
       requests: node id -> the request that its client gets once all have each other's shares.
-      max_bytes: node id -> most bytes of the arrays in each of its replies.
+      length: length of each vector.
       limit: bound on the absolute values of numbers; larger ones are clipped.
       timeout: seconds that clients have for each of the four stages.
+      problem_of: (node id, header) -> what is wrong with the reply that has the vector, or "".
     """
     lost: dict[int, str] = {}
     if len(requests) < MIN_CLIENTS:
@@ -96,7 +98,7 @@ def secure_sum(
     state = WorkflowState()
     context = _workflow_context(list(requests), results)
     headers: dict[int, dict[str, Any]] = {}
-    grid = _grid(link, requests, max_bytes, lost=lost, headers=headers)
+    grid = _grid(link, requests, length, problem_of, lost=lost, headers=headers)
     stages = (
         workflow.setup_stage,
         workflow.share_keys_stage,
@@ -153,7 +155,8 @@ def _workflow_context(nodes: list[int], results: list) -> Any:
 def _grid(
     link: Any,
     requests: Mapping[int, Envelope],
-    max_bytes: Mapping[int, int],
+    length: int,
+    problem_of: ProblemOf,
     *,
     lost: dict[int, str],
     headers: dict[int, dict[str, Any]],
@@ -161,10 +164,12 @@ def _grid(
     """Returns the part of Flower's `Grid` that the stages call, backed by a link.
 
     Args:
-      link, requests, max_bytes: arguments of `secure_sum`.
-      lost: receives the nodes that do not answer, with the reason.
+      link, requests, length, problem_of: arguments of `secure_sum`.
+      lost: receives the nodes without a valid answer, with the reason.
       headers: receives the header of each node whose client has trained.
     """
+    vector_bytes = array_bytes("vector", np.int64, (length,))
+    max_bytes = dict.fromkeys(requests, vector_bytes + SHARE_BYTES * len(requests))
 
     def send_and_receive(messages: list[Message], timeout: float) -> list[Message]:
         sent, replies, trains = {}, [], False
@@ -179,6 +184,10 @@ def _grid(
             node = message.metadata.dst_node_id
             try:
                 header, configs = _read_stage(received.get(node, "no answer"))
+                if trains:
+                    _check_vector(configs, length)
+                    if problem := problem_of(node, header):
+                        raise ValueError(problem)
             except ValueError as error:
                 lost[node] = printable(str(error))
                 continue
@@ -204,6 +213,14 @@ def _read_stage(reply: Envelope | str) -> tuple[dict[str, Any], ConfigRecord]:
         raise ValueError(reply.header["error"])
     plain, configs = without_stage(reply)
     return plain.header, configs
+
+
+def _check_vector(configs: Mapping[str, Any], length: int) -> None:
+    """Rejects a masked vector, and its factor before it, of another length: Flower just adds."""
+    parts = configs.get(Key.MASKED_PARAMETERS, [])
+    shapes = [bytes_to_ndarray(part).shape for part in parts]
+    if shapes != [(1,), (length,)]:
+        raise ValueError(f"its masked vector has the shapes {shapes}, not [(1,), ({length},)]")
 
 
 def _drop_early_losses(state: WorkflowState) -> None:
@@ -358,16 +375,20 @@ class _NodeClients:
         self,
         requests: dict[int, Envelope],
         groups: Mapping[str, Sequence[int]],
-        max_bytes: Mapping[int, int],
+        lengths: Mapping[str, int],
+        problem_of: ProblemOf,
     ) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
         nodes, replies, totals = self._nodes(), {}, {}
         for name, clients in groups.items():
-            sent, sizes = {}, {}
-            for client in clients:
-                if client in nodes:
-                    sent[nodes[client]] = requests[client]
-                    sizes[nodes[client]] = max_bytes[client] + SHARE_BYTES * len(clients)
-            result = secure_sum(self.link, sent, sizes, limit=self.limit, timeout=self.timeout)
+            sent = {nodes[client]: requests[client] for client in clients if client in nodes}
+            result = secure_sum(
+                self.link,
+                sent,
+                lengths[name],
+                limit=self.limit,
+                timeout=self.timeout,
+                problem_of=lambda node, header: problem_of(self.hellos[node]["client"], header),
+            )
             for node, header in result.headers.items():
                 replies[self.hellos[node]["client"]] = Envelope(header, {})
             for node, problem in result.lost.items():

@@ -85,6 +85,8 @@ def without_stage(envelope: Envelope) -> tuple[Envelope, ConfigRecord]:
             for i in range(1 if count is None else count):
                 array = arrays.pop(f"{STAGE}/{name}/{i}")
                 is_vector = name == Key.MASKED_PARAMETERS
+                if is_vector and (array.ndim != 1 or array.dtype != np.int64):
+                    raise ValueError(f"{array.dtype} {list(array.shape)} in place of a vector")
                 strings.append(ndarray_to_bytes(array) if is_vector else array.tobytes())
             configs[name] = strings[0] if count is None else strings
         # Flower rejects values of other types

@@ -203,7 +203,7 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
     """
     before, last = read_ledger(path), {}
     for client, epsilon in epsilons.items():
-        last[f"{_EPSILON_OF}{client}"] = epsilon
+        last[f"{_EPSILON_OF}{client}"] = float(epsilon)  # an integer from 2^53 on is no count
     after = before | last
     _write_ledger(path, after)
     reported = [value for name, value in after.items() if name.startswith(_EPSILON_OF)]

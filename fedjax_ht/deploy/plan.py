@@ -14,6 +14,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.contract import require_public_set, require_server_statistics
 from fedjax_ht.core.federation import Federation, PublicSet
 from fedjax_ht.core.inputs import InputShape
+from fedjax_ht.core.keys import random_generator
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
 from fedjax_ht.data.dataset import Dataset
@@ -24,9 +25,10 @@ from fedjax_ht.lab.config.base import AnyConfig
 from fedjax_ht.lab.config.sections import Config, DevicesConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
 from fedjax_ht.lab.runs.federation import Task, make_clients
-from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, files_read, flatten
 from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.lab.version import library_version
+from fedjax_ht.lab.weights.start import checksums
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.options import Unit
 
@@ -111,6 +113,8 @@ def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
     public, fields = None, _shared_fields(run.config, entry, secure_sums)
+    for file, content in checksums(files_read(run.config)).items():
+        fields[f"{file} (SHA-256)"] = content
     if method.needs.public_samples:
         public = read_public(settled.config.dataset)
         fields["dataset.public"] = checksum(public)  # sides may name its file differently
@@ -206,11 +210,12 @@ def make_models(plan: Plan, task: Task, public: PublicSet | None = None) -> Fede
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """Returns the version and config that one side reports to the other, as JSON values."""
-    return {
-        "version": library_version(),
-        "fields": plan.fields | {"secure_sums": plan.secure_sums},
-    }
+    """Returns the version and config that one side reports to the other, as JSON values.
+
+    Both sides draw from keys that they share, so they need the same random generator.
+    """
+    fields = plan.fields | {"secure_sums": plan.secure_sums} | random_generator()
+    return {"version": library_version(), "fields": fields}
 
 
 def difference(description: dict[str, Any], received: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from fedjax_ht.core.trees import PyTree, join_trees
 from fedjax_ht.core.wire import WireCost, all_finite, wire_elements
 from fedjax_ht.deploy.messages import (
     Envelope,
+    Expected,
     admitted_metrics,
     invalid_entry,
     max_bytes,
@@ -24,7 +25,7 @@ from fedjax_ht.deploy.messages import (
     printable,
     unpack,
 )
-from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
+from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_length
 from fedjax_ht.deploy.server import Server, expected_entries, leave_out
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.serving import Answers
@@ -87,8 +88,12 @@ def train_with_sums(
     """Lets clients train like `train`, but their uplinks arrive only as each group's sum."""
     asked_ids = list(itertools.chain.from_iterable(groups.values()))
     requests, costs = _requests(server, state, "train", asked_ids)
-    sizes = {client: vector_bytes(server.uplink_form(client)) for client in requests}
-    all_replies, totals = server.transport.add(requests, groups, sizes)
+    lengths = {name: vector_length(server.uplink_form(ids[0])) for name, ids in groups.items()}
+
+    def problem_of(client: int, header: dict[str, Any]) -> str:
+        return _problem_of(header, "train", expected_entries(server, client))
+
+    all_replies, totals = server.transport.add(requests, groups, lengths, problem_of)
     when, replies = f"round {state.round + 1}", {}
     valid = _valid_replies(
         server, "train", when, ids=sorted(all_replies), replies=all_replies, costs=costs
@@ -98,10 +103,6 @@ def train_with_sums(
         try:
             if isinstance(total, str):
                 raise ValueError(total)
-            for i in clients:
-                # it is in the sum, so dividing by the others alone would be wrong
-                if i in all_replies and i not in valid and "error" not in all_replies[i].header:
-                    raise ValueError("it contains a client's invalid header")
             uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
         except ValueError as error:
             server.transport.tell(f"{when}: no sum of {name}: {error}")
@@ -168,8 +169,8 @@ def _valid_replies(
         if "error" in header:
             leave_out(server, client, when, printable(str(header["error"])))
             continue
-        if name := invalid_entry(header, kind, expected):
-            leave_out(server, client, when, f"{name!r} in its header is missing or invalid")
+        if problem := _problem_of(header, kind, expected):
+            leave_out(server, client, when, problem)
             continue
         entries: dict[str, Any] = {"downlink": costs[client]}
         if kind == "train":
@@ -181,6 +182,12 @@ def _valid_replies(
                 )
         valid[client] = replies[client]._replace(header=header | entries)
     return valid
+
+
+def _problem_of(header: dict[str, Any], kind: str, expected: Expected) -> str:
+    """Returns what is wrong with a reply's header; "" if nothing is."""
+    name = invalid_entry(header, kind, expected)
+    return f"{name!r} in its header is missing or invalid" if name else ""
 
 
 def _uplink(server: Server, state: SimulationState, client: int, message: PyTree) -> PyTree:

@@ -330,14 +330,20 @@ def _play_until_replies(
 ) -> tuple[Cohort, dict[int, ClientReply]]:
     """Retries a round until a client takes part.
 
+    The draw depends on the seed and the reachable clients alone, so a retry leaves out the clients
+    that failed before, if there are others.
+
     Returns:
       The clients that were asked, and {client id: reply} with at least one client.
     """
-    tries, give_up = 0, server.plan.config.give_up
+    tries, give_up, failed = 0, server.plan.config.give_up, set()
     while True:
-        drawn, replies = _try_round(server, state, _await_clients(server, state))
+        reachable = _await_clients(server, state)
+        others = {i: header for i, header in reachable.items() if i not in failed}
+        drawn, replies = _try_round(server, state, others or reachable)
         if replies:
             return drawn, replies
+        failed.update(drawn.ids.tolist())
         tries += 1
         problem = f"round {state.round + 1}: no client took part, so the round does not count"
         if give_up and tries >= give_up:

@@ -32,7 +32,6 @@ from fedjax_ht.core.wire import (
     sent_rows,
     values_of,
 )
-from fedjax_ht.deploy.messages import array_bytes
 from fedjax_ht.trust.vectors import comparable
 
 MIN_CLIENTS = 3
@@ -123,9 +122,9 @@ def uplink_vector(uplink: PyTree) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def vector_bytes(form: PyTree) -> int:
-    """Computes the bytes of a client's masked vector, 8 per number, with its label."""
-    return array_bytes("vector", np.int64, (sum(_sizes(form)),))
+def vector_length(form: PyTree) -> int:
+    """Returns the length of a client's `uplink_vector`."""
+    return sum(_sizes(form))
 
 
 def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:

@@ -7,7 +7,7 @@ import functools
 import json
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,10 @@ ClientHeaders = dict[int, dict[str, Any]]
 """Client id -> header of its reply to "hello"."""
 
 
+ProblemOf = Callable[[int, dict[str, Any]], str]
+"""(client id, header of its reply) -> what is wrong with it; "" if nothing is."""
+
+
 class Transport(NamedTuple):
     """The functions that carry messages to clients, and the limits on clients.
 
@@ -61,10 +65,11 @@ class Transport(NamedTuple):
         `min_clients` are reachable, or its patience ends.
       exchange: ({client: request}, {client: bytes}) -> {client: reply}, for the clients that reply
         in time; the bytes limit the arrays of a reply.
-      add: ({client: request}, {group: its clients}, {client: bytes}) -> ({client: reply},
-        {group: total}), by a secure sum of each group's vectors, see `secure_sums.uplink_vector`.
-        A reply has no arrays; its header has "error" if the client is not in the sum. A total is a
-        float64 vector, or a message that explains why there is none.
+      add: ({client: request}, {group: its clients}, {group: length}, problem_of) -> ({client:
+        reply}, {group: total}), by a secure sum of each group's vectors of that length, see
+        `secure_sums.uplink_vector`. The sum skips a client if problem_of(client, header of its
+        reply) is not "". A reply has no arrays; its header has "error" if the client is not in the
+        sum. A total is a float64 vector, or a message that explains why there is none.
       tell: called with a message for the server's operator.
       patience: seconds to wait for a client if none can be reached.
       most_samples: most samples of a split that a client may report.
@@ -74,7 +79,7 @@ class Transport(NamedTuple):
     meet: Callable[[Envelope, int], ClientHeaders]
     exchange: Callable[[dict[int, Envelope], dict[int, int]], dict[int, Envelope]]
     add: Callable[
-        [dict[int, Envelope], dict[str, list[int]], dict[int, int]],
+        [dict[int, Envelope], dict[str, list[int]], dict[str, int], ProblemOf],
         tuple[dict[int, Envelope], dict[str, np.ndarray | str]],
     ]
     tell: Callable[[str], None] = print
@@ -96,28 +101,30 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
         )
     if absent := sorted(set(headers) - set(present)):
         transport.tell(f"continuing without {named(absent)}: unreachable")
-    for client, header in (*headers.items(), *present.items()):
-        _refuse_unlike(client, header, headers[0])
+    _refuse_unlike([*sorted(headers.items()), *sorted(present.items())])
     if not known:
         write_clients(folder / CLIENTS_FILE, headers)
     return headers
 
 
-def _refuse_unlike(client: int, header: dict[str, Any], first: dict[str, Any]) -> None:
-    """Rejects a client whose samples, or their meaning, differ from client 0's."""
-    if header["task"] != first["task"]:
-        raise ValueError(
-            f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
-            f"{printable(str(first['task']))}; all must be the same"
-        )
-    for what in MEANING:
-        pair = header["meaning"][what], first["meaning"][what]
-        if None not in pair and pair[0] != pair[1]:
+def _refuse_unlike(headers: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Rejects clients with different samples, or whose samples have different meanings."""
+    (one, first), *_ = headers
+    for client, header in headers:
+        if header["task"] != first["task"]:
             raise ValueError(
-                f"client {client} has other names of {what} than client 0, or orders them "
-                "differently; all clients' data need the same names in one order (class_names of "
-                "an .npz, columns of a table, one tokenizer)"
+                f"client {client} has samples of {printable(str(header['task']))}, client {one} of "
+                f"{printable(str(first['task']))}; all must be the same"
             )
+    for what in MEANING:
+        named = [(i, x["meaning"][what]) for i, x in headers if x["meaning"][what] is not None]
+        for client, names in named:
+            if names != named[0][1]:
+                raise ValueError(
+                    f"client {client} has other names of {what} than client {named[0][0]}, or "
+                    "orders them differently; all clients' data need the same names in one order "
+                    "(class_names of an .npz, columns of a table, one tokenizer)"
+                )
 
 
 def hello(plan: Plan) -> Envelope:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from unittest import mock
 
 import jax
@@ -14,7 +15,7 @@ from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.client import answer
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.messages import Envelope, pack
-from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
+from fedjax_ht.deploy.plan import DeploymentEnded, description, difference, make_plan
 from fedjax_ht.deploy.server import hello
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import read_runs
@@ -261,6 +262,22 @@ def test_a_round_in_which_no_client_takes_part_does_not_count(
     assert_same_rows(simulated, rows)
 
 
+def test_a_client_that_always_fails_ends_no_run_of_others(tmp_path, monkeypatch):
+    """The seed draws the same participants again, from those that may take part."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+    config = small_config(rounds=1)
+    config.update({"participation": 0.25})
+    sites, asked = sites_of(config, simulation_of(config)[0], tmp_path / "sites"), []
+
+    def fails(client, request):
+        if request.header["kind"] == "train":
+            asked.append(client)
+        return request.header["kind"] == "train" and client == asked[0]
+
+    rows = serve(make_plan(config), tmp_path / "run", transport(sites, fails))
+    assert len(asked) == 2 and rows[-1]["arrived"] == 1
+
+
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
@@ -286,6 +303,16 @@ def test_a_run_without_clients_stops_and_continues_later(
     assert (tmp_path / "summary.md").exists()
 
 
+def test_first_weights_are_compared_by_their_content(tmp_path):
+    config, plans = small_config(), []
+    config.model.weights = str(tmp_path / "first.npz")
+    for value in (0.0, 1.0):
+        np.savez(tmp_path / "first.npz", value=value)
+        plans.append(description(make_plan(config)))
+    assert re.search(r"first.npz \(SHA-256\) '.*, not '", difference(*plans))
+    assert not difference(plans[1], description(make_plan(config)))
+
+
 def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path):
     _, _, sites = federation
     changed, lines = small_config(), []
@@ -293,6 +320,10 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
     with pytest.raises(ValueError, match="4 of 4 clients cannot be reached: 0, 1, 2, 3"):
         serve(make_plan(changed), tmp_path, transport(sites, tell=lines.append))
     assert "client 0 is left out: it has another config: training.learning_rate 0.01" in lines[0]
+    draws = sites[0].hello["fields"] | {"jax_default_prng_impl": "rbg"}
+    hello = {"kind": "hello", "about": sites[0].hello | {"fields": draws}}
+    error = answer(sites[0], Envelope(hello, {})).header["error"]
+    assert error == "it has another config: jax_default_prng_impl 'threefry2x32', not 'rbg'"
     hello = {"kind": "hello", "about": sites[0].hello | {"version": "9.0"}}
     line = f"it has fedjax_ht {fedjax_ht.__version__}, not 9.0"
     assert answer(sites[0], Envelope(hello, {})).header["error"] == line

@@ -117,12 +117,14 @@ def test_a_client_whose_numbers_mean_something_else_is_refused(tmp_path, what):
     plan = make_plan(small_config())
     headers = {i: HELLO | {"client": i} for i in range(plan.num_clients)}
     transport = Transport(lambda hello, min_clients: headers, None, None)
-    headers[0] |= {"meaning": MEANING | {"columns": "a" * 64}}  # client 1's columns have no names
+    headers[1] |= {"meaning": MEANING | {"columns": "a" * 64}}  # client 0's columns have no names
     assert all_headers(plan, transport, tmp_path) == headers
-    headers[1] |= {"meaning": headers[0]["meaning"] | {what: "b" * 64}}
+    headers[2] |= {"meaning": headers[1]["meaning"] | {what: "b" * 64}}
+    first = 0 if headers[0]["meaning"][what] else 1
     for folder in (tmp_path, tmp_path / "new"):  # the first has the headers of another start
         folder.mkdir(exist_ok=True)
-        with pytest.raises(ValueError, match=f"client 1 has other names of {what} than client 0"):
+        message = f"client 2 has other names of {what} than client {first}"
+        with pytest.raises(ValueError, match=message):
             all_headers(plan, transport, folder)
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives import serialization as form
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from fedjax_ht.deploy.command import check_keys
 from fedjax_ht.deploy.gate import read_public_keys
 from fedjax_ht.deploy.keys import bind_to_server, make_key, read_private_key
 from tests.deploy.wire import attending, client, listening, wait_until
@@ -39,6 +40,13 @@ def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):
     (tmp_path / "client4.pub").rename(tmp_path / "hospital.pub")
     with pytest.raises(ValueError, match=r"hospital.pub: its name must end with the client's id"):
         read_public_keys(tmp_path)
+
+
+def test_a_key_may_be_withdrawn_from_a_run_that_has_begun(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"has no keys for clients 1: add client1\.pub"):
+        check_keys({0: b"", 2: b""}, 3, tmp_path, has_begun=False)
+    check_keys({0: b"", 2: b""}, 3, tmp_path, has_begun=True)
+    assert capsys.readouterr().out.endswith("has no keys for clients 1: they cannot take part\n")
 
 
 def private_bytes(key) -> bytes:

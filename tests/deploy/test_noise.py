@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy import rounds
 from fedjax_ht.deploy.client import PLACEHOLDER_COUNTS, answer, make_client
 from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.noise import LEDGER_FILE, fresh_secret
@@ -28,7 +27,6 @@ from tests.deploy.sites import (
     rounds_of,
     server_of,
     transport,
-    unchanged,
 )
 
 pytest.importorskip("dp_accounting")
@@ -150,47 +148,27 @@ def test_a_hidden_client_reports_what_every_client_reports(private_federation, t
     assert lines == ["AttributeError: 'NoneType' object has no attribute 'init'"]
 
 
-def summing_server(config, sites, folder, changed=unchanged, tell=print):
+def summing_server(config, sites, folder):
     """Returns a server that gets sums alone; they are made here without a protocol."""
     secure = make_plan(config, secure_sums=True)
     homes = {}
     for i, site in fresh(sites, folder).items():
         homes[i] = site._replace(plan=secure, hello=site.hello | description(secure))
 
-    def add(requests, groups, most):
+    def add(requests, groups, lengths, problem_of):
         replies, vectors = {}, {}
         for i, request in requests.items():
             masked = request._replace(header=request.header | {"masked": True})
             reply = answer(homes[i], masked)
-            replies[i] = Envelope(changed(i, reply.header), {})
+            replies[i] = Envelope(reply.header, {})
             vectors[i] = reply.arrays["vector"].astype(float)
         totals = {}
         for name, ids in groups.items():
             totals[name] = sum(vectors[i] for i in ids)
         return replies, totals
 
-    reached = transport(homes)._replace(add=add, tell=tell)
+    reached = transport(homes)._replace(add=add)
     return make_server(secure, reached, "a", folder / "server", entropy=fixed)
-
-
-def test_a_sum_with_an_unknown_client_in_it_is_left_out(private_federation, tmp_path, monkeypatch):
-    """The sum would be divided by too few."""
-    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
-    config, simulation, sites = private_federation("client")
-    lines, once = [], iter([True])
-
-    def changed(client, header):
-        return header | {"metrics": None} if client == 2 and next(once, False) else header
-
-    server = summing_server(config, sites, tmp_path, changed, lines.append)
-    deployed_end, _ = rounds_of(as_rounds(server), 1)
-    simulated_end, _ = rounds_of(simulation, 1)
-    assert_close(deployed_end, simulated_end, 1e-5)
-    assert lines == [
-        "client 2, round 1: 'metrics' in its header is missing or invalid",
-        "round 1: no sum of mlp: it contains a client's invalid header",
-        "round 1: no client took part, so the round does not count and is tried again",
-    ]
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -153,7 +153,7 @@ def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
 def test_a_client_that_says_too_much_is_told_of_and_its_last_word_counts(tmp_path):
     path = tmp_path / LEDGER_FILE
     assert record_epsilons(path, {0: 2.0, 1: 3.0, 2: 1.0}) == (3.0, [])
-    largest, lines = record_epsilons(path, {0: 2.5, 1: 1e30})
+    largest, lines = record_epsilons(path, {0: 2.5, 1: 10**30})  # as an integer of JSON
     assert largest == 1e30
     assert lines == ["epsilon of client 1 is 1e+30 by its own report, the median 2.5"]
     assert record_epsilons(path, {1: 1e30}) == (1e30, [])  # it is told once

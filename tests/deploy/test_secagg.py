@@ -1,5 +1,7 @@
 """Flower's SecAgg+ in one process: sums are right, whoever is lost, and nothing else leaves."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from tests.deploy.sites import called, never
 
 LIMIT, SIZE, TRAIN = 8.0, 50, Envelope({"kind": "train"}, {"a": np.arange(3.0)})
 STEP = 2 * LIMIT / STEPS
-NODES = [2**63 + 7 * i for i in range(4)]
+NODES = [2**63 + 7 * i for i in range(5)]
 STAGES = [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK]
 
 
@@ -81,8 +83,9 @@ def local_link(monkeypatch, sent, headers=None) -> tuple[LocalLink, list]:
     return LocalLink(monkeypatch, clients), requests
 
 
-def summed(link, limit=LIMIT):
-    return secure_sum(link, dict.fromkeys(link.clients, TRAIN), {}, limit=limit, timeout=1.0)
+def summed(link, limit=LIMIT, problem_of=lambda node, header: ""):
+    requests = dict.fromkeys(link.clients, TRAIN)
+    return secure_sum(link, requests, SIZE, limit=limit, timeout=1.0, problem_of=problem_of)
 
 
 def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatch):
@@ -183,31 +186,61 @@ def test_a_stage_that_is_none_is_one_line(stage):
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("how", ["longer", "empty"])
-def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
-    link, _ = local_link(monkeypatch, [*vectors(3), np.zeros(SIZE + 1, np.float32)])
+def _reshaped(reply: Envelope, shape: tuple) -> Envelope:
+    vector = f"{STAGE}/{Key.MASKED_PARAMETERS}/1"
+    return reply._replace(arrays=reply.arrays | {vector: np.resize(reply.arrays[vector], shape)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda reply: with_stage(Envelope(reply.header, {}), {}), r"has the shapes \[\], not"),
+        (lambda reply: _reshaped(reply, (SIZE + 1,)), f"has the shapes .* not .*{SIZE},"),
+        (lambda reply: _reshaped(reply, (1,)), f"has the shapes .* not .*{SIZE},"),
+        (lambda reply: _reshaped(reply, (SIZE, 1)), r"int64 \[.*, 1\] in place of a vector"),
+        (lambda reply: reply._replace(header=reply.header | {"finite": "yes"}), "not a bool"),
+    ],
+    ids=["none", "longer", "shorter", "column", "header"],
+)
+def test_the_sum_skips_a_client_with_a_bad_vector_or_header(monkeypatch, change, message):
+    """NumPy would add a column to a vector by broadcasting, to a matrix that fills the memory."""
+    sent = vectors()
+    link, _ = local_link(monkeypatch, sent)
 
     def changed(node, stage, reply):
-        if how == "empty" and node == NODES[1] and stage == Stage.COLLECT_MASKED_VECTORS:
-            return with_stage(Envelope({}, {}), {})
-        return reply
+        is_bad = node == NODES[1] and stage == Stage.COLLECT_MASKED_VECTORS
+        return change(reply) if is_bad else reply
 
     link.changed = changed
+    result = summed(
+        link, problem_of=lambda _, header: "" if header["finite"] is True else "not a bool"
+    )
+    np.testing.assert_allclose(result.total, sent[[0, 2, 3]].sum(0), atol=4 * STEP)
+    assert set(result.headers) == {NODES[0], NODES[2], NODES[3]}
+    assert re.search(message, result.lost[NODES[1]]) and len(result.lost) == 1
+
+
+def test_bad_shares_cost_the_sum_and_not_the_run(monkeypatch):
+    link, _ = local_link(monkeypatch, vectors())
+    link.lost = lambda node, stage: node == NODES[0] and stage == Stage.COLLECT_MASKED_VECTORS
+    link.changed = lambda node, stage, reply: (
+        with_stage(Envelope({}, {}), {}) if stage == Stage.UNMASK and node == NODES[1] else reply
+    )
     result = summed(link)
     assert isinstance(result.total, str) and "Error: " in result.total and "\n" not in result.total
     assert not result.headers
 
 
 def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch):
-    sent = vectors()
+    sent = vectors(5)
     link, _ = local_link(monkeypatch, sent)
     meet, _, add, *_ = flower_transport(link, 0.0, 1.0, print)
-    meet(Envelope({"kind": "hello"}, {}), 4)
+    meet(Envelope({"kind": "hello"}, {}), 5)
     link.lost = lambda node, stage: node == NODES[3]
-    most = dict.fromkeys(range(4), 8 * SIZE)
-    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, most)
+    requests, groups = dict.fromkeys(range(5), TRAIN), {"all": [0, 1, 2, 3, 4]}
+    answers, totals = add(requests, groups, {"all": SIZE}, lambda i, _: "bad" if i == 4 else "")
     np.testing.assert_allclose(totals["all"], sent[:3].sum(0), atol=4 * STEP)
-    assert answers[3].header == {"error": "no answer"}
+    assert answers[3].header == {"error": "no answer"} and answers[4].header == {"error": "bad"}
     assert answers[1].header == {"client": 1, "finite": True}
     assert totals.keys() == {"all"}
 
