@@ -83,7 +83,7 @@ def timed(simulation, rounds: int, evaluate: bool = False) -> dict:
 def step(group: str, lanes: int, steps: int, *, shape, rounds: int) -> dict:
     """Measures a step of `lanes` clients side by side, in rounds of local training."""
     dataset, modules = random_images(1000, shape), fl.model_group(group, CLASSES, shape)
-    federation = fl.make_federation(modules, shape, CLASSES, lanes)
+    federation = fl.make_federation(modules, shape, CLASSES, num_clients=lanes)
     none = np.array([], np.int64)
     # All clients train on the same images, so that the device holds them once.
     indices = fl.ClientIndices(np.arange(steps * BATCH) % len(dataset.labels), none, none)

@@ -85,7 +85,7 @@ def measure(num_clients: int) -> dict[str, float]:
     training = LocalTraining(optax.sgd(0.01), batch_size=10)
     method, shape = fedproto(training), dataset.input_shape
     modules = model_group("cnn5", dataset.num_classes, shape)
-    federation = make_federation(modules, shape, dataset.num_classes, num_clients)
+    federation = make_federation(modules, shape, dataset.num_classes, num_clients=num_clients)
     data = make_federation_data(dataset, partition, federation)
     options = SimulationOptions(participation=PARTICIPANTS / num_clients, client_store="host")
     simulation = make_simulation(method, federation, data, options)

@@ -179,18 +179,26 @@ def allows(annotation: Any, value: Any) -> bool:
     return _form_allows(kind, within, value)
 
 
-def wrong_entry(annotation: Any, value: Any) -> int | None:
-    """Returns the index of the first entry of a tuple or list that the annotation does not allow.
+def wrong_entry(annotation: Any, value: Any) -> tuple[Any, Any] | None:
+    """Finds the first entry of a tuple, list or dict that the annotation does not allow.
 
-    It is None if there is none, or if entries need not be instances of a class.
+    Returns:
+      Its index or key, and its annotation; None if there is none, or if entries need not be
+      instances of a class.
     """
     form, arguments = get_origin(annotation), get_args(annotation)
-    if form not in (tuple, Sequence) or not is_kind(arguments[0]):
+    if form in (Union, types.UnionType) and arguments[1:] == (types.NoneType,):
+        return wrong_entry(arguments[0], value)
+    if form in (tuple, Sequence) and isinstance(value, tuple | list):
+        entries, entry = enumerate(() if is_named_tuple(type(value)) else value), arguments[0]
+    elif form is Mapping and isinstance(value, Mapping):
+        entries, entry = value.items(), arguments[1]
+    else:
         return None
-    if not isinstance(value, tuple | list) or is_named_tuple(type(value)):
+    if not is_kind(entry):
         return None
-    wrong = [i for i, entry in enumerate(value) if not allows(arguments[0], entry)]
-    return wrong[0] if wrong else None
+    wrong = [key for key, found in entries if not allows(entry, found)]
+    return (wrong[0], entry) if wrong else None
 
 
 def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:
@@ -291,7 +299,10 @@ def extra_of(annotation: Any, kind: type) -> Any:
 def scalar(value: Any) -> int | float | None:
     """Converts a number, also of NumPy or jax, to Python's; returns None for other values."""
     if getattr(value, "ndim", None) == 0:
-        value = value.item()
+        try:
+            value = value.item()
+        except NotImplementedError:  # a random key
+            return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value
@@ -396,9 +407,9 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     """
     if allows(annotation, value):
         return
-    place = wrong_entry(annotation, value)
-    if place is not None:
-        name, value, annotation = f"{name}[{place}]", value[place], get_args(annotation)[0]
+    if (wrong := wrong_entry(annotation, value)) is not None:
+        key, annotation = wrong
+        name, value = f"{name}[{key!r}]", value[key]
     rule = f"it must be {describe(annotation, value)}"
     if isinstance(value, str):
         names = [choice for choice in choices(annotation) if isinstance(choice, str)]

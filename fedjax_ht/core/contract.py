@@ -87,7 +87,7 @@ def require_task(method: Method, federation: Federation) -> None:
         augments images although targets have several axes. One line.
     """
     task = federation.task
-    if task is not CLASSIFICATION and method.needs.classes:
+    if task != CLASSIFICATION and method.needs.classes:
         raise ValueError(
             f"{method.name} compares samples by class, but the task is {task.name}; choose "
             "a method that does not, such as local, lg_fedavg, fedper or fedral"

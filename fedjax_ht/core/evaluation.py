@@ -47,14 +47,14 @@ class Scoring:
     Attributes:
       state: Client state to score: after the newest downlink ("received"), after its own training
         ("trained"), or "both", the second in separate columns (trained_accuracy and others).
-      batch_size: Samples per forward pass; 0: a number for the device, or 64 if norms of a model
-        use statistics of the batch.
+      batch_size: Samples per forward pass; None (0 in a config): a number for the device, or 64 if
+        norms of a model use statistics of the batch.
       train: Whether to also report the accuracy on training samples (train_accuracy).
       auc: Whether to also report the area under the ROC curve on test sets (auc).
       neighbours: Number of a client's nearest training samples that classify its test samples, in
-        two more rules, see `metrics.neighbours`. 0: none.
+        two more rules, see `metrics.neighbours`; None (0 in a config): none.
       adapt_epochs: Epochs that a client trains by the method after the newest downlink, before it
-        is scored; the result is not kept. 0: none.
+        is scored; the result is not kept. None (0 in a config): none.
       global_statistics: Statistics of static_batch norms in the server's model: of the forward
         pass, or of all training samples.
 

@@ -57,7 +57,7 @@ class Federation:
         counts = [f"{len(self.members(bucket))} x {bucket.name}" for bucket in self.buckets]
         return (
             f"<Federation of {self.num_clients} clients: {', '.join(counts)}; {self.num_classes} "
-            f"{'classes' if self.task is CLASSIFICATION else f'outputs, {self.task.name}'}>"
+            f"{'classes' if self.task == CLASSIFICATION else f'outputs, {self.task.name}'}>"
         )
 
     @property
@@ -112,6 +112,7 @@ def make_federation(
     modules: Mapping[str, nn.Module],
     input_shape: InputShape,
     num_classes: int,
+    *,
     num_clients: int | None = None,
     assignment: Sequence[str] | None = None,
     shared: nn.Module | None = None,

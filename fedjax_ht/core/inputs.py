@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Shaped
 
-from fedjax_ht.check.names import kind_of_value
+from fedjax_ht.check.names import kind_of_value, short
 from fedjax_ht.core.trees import Array, zeros_of
 
 InputShape = Any
@@ -148,12 +149,13 @@ def plain(shape: InputShape) -> InputShape:
     Raises:
       ValueError: the argument is not a shape.
     """
-    if isinstance(shape, list) and all(isinstance(n, int) for n in shape):
-        return tuple(shape)
+    if isinstance(shape, list | tuple) and all(isinstance(n, int | np.integer) for n in shape):
+        return tuple(map(int, shape))
     leaves = jax.tree.leaves(shape, is_leaf=_is_shape)
     if not leaves or not all(map(_is_shape, leaves)):
+        found = short(shape) if isinstance(shape, list | tuple) else kind_of_value(shape)
         raise ValueError(
-            f"input_shape is {kind_of_value(shape)}; it must be the shape of one sample, such as "
+            f"input_shape is {found}; it must be the shape of one sample, such as "
             "dataset.input_shape or (28, 28, 1)"
         )
     return shape

@@ -5,7 +5,7 @@ Trip counts are dynamic: under `vmap` the loop masks finished clients; without i
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,11 +79,7 @@ class LocalTraining:
 
     def __post_init__(self):
         check_fields(self)
-        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
-            found = kind_of_value(self.optimizer)  # the repr of a torch optimiser has many lines
-            raise ValueError(
-                f"optimizer is {found}; it must be an optax optimizer, such as optax.adam(1e-3)"
-            )
+        require_optimizer(self.optimizer)
         try:
             trial_step(self.optimizer)
         except TypeError as error:
@@ -94,6 +90,15 @@ class LocalTraining:
                 ) from None
         except Exception:  # an optimiser may need parameters of another form, such as named parts
             return
+
+
+def require_optimizer(optimizer: Any) -> None:
+    """Raises ValueError, of one line, for anything but an optax optimizer."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        found = kind_of_value(optimizer)  # the repr of a torch optimiser has many lines
+        raise ValueError(
+            f"optimizer is {found}; it must be an optax optimizer, such as optax.adam(1e-3)"
+        )
 
 
 def trial_step(optimizer: optax.GradientTransformation) -> None:
@@ -234,7 +239,7 @@ def train(
         params, opt_state = descend(training, data, gradients, opt_state, params)
         if sums is not None:
             sums = add_trees(sums, class_sums(out.rows, batch, num_classes))
-        return params, opt_state, out.stats, total + out.value, sums
+        return params, opt_state, out.stats, total + out.value.astype(jnp.float32), sums
 
     def epoch(number, state):
         # Nested loops, so that an order is drawn once per epoch and not once per step.
@@ -358,4 +363,6 @@ def _zero_sums(
         return loss.rows
 
     form = jax.eval_shape(rows)
+    if form is not None and num_classes < 1:
+        raise ValueError("the loss returns rows to sum by class; give train num_classes")
     return None if form is None else no_class_sums(num_classes, form.shape[-1])

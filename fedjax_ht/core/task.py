@@ -15,11 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_ht.check.options import checked
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.losses.classification import masked_mean
 
 Better = Literal["higher", "lower"]
+
+
+def _unchanged(outputs: jax.Array) -> jax.Array:  # pickles, unlike a lambda
+    return outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Task:
     loss: Callable
     divergence: Callable = kl_divergence
     target: tuple[tuple[int, ...], str] = ((), "int32")
-    predictions: Callable = lambda outputs: outputs
+    predictions: Callable = _unchanged
     sums: Callable | None = None
     metrics: Callable | None = None
     score: str = "accuracy"
@@ -269,6 +274,7 @@ def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> 
     )
 
 
+@checked
 def check_task(task: Task, targets: Any, num_outputs: int) -> None:
     """Checks a user-defined task on some targets and random outputs.
 

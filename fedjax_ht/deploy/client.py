@@ -151,7 +151,7 @@ def make_client(
             f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
             "client adds no noise of its own; remove --most_epsilon"
         )
-    if dataset.task is not CLASSIFICATION:
+    if dataset.task != CLASSIFICATION:
         raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments need classes")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     if plan.public is not None:

@@ -1,4 +1,8 @@
-"""Losses as pure functions; those of samples take a mask of the real ones: padding is inert."""
+"""Losses as pure functions; those of samples take a mask of the real ones.
+
+Padding does not change values. Its entries must be finite where gradients are taken, as a zero
+gradient times NaN is NaN.
+"""
 
 from fedjax_ht.losses.classification import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.losses.distillation import (

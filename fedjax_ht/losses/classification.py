@@ -18,15 +18,24 @@ def masked_mean(
 
     Args:
       values: float [...]; values outside the mask are never read and may be NaN.
-      mask: bool [...], True for the samples that count.
+      mask: bool, of the values' shape, True for the samples that count.
 
     Returns:
       Scalar; 0 if the mask is empty.
+
+    Raises:
+      ValueError: the mask is not bool, or has another shape. One line.
 
     Example:
       >>> fl.losses.masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
       Array(2., dtype=float32)
     """
+    # shapes would broadcast: values [B, 1] and a mask [B] to a sum of B x B entries
+    if jnp.shape(values) != jnp.shape(mask) or jnp.result_type(mask) != jnp.bool_:
+        raise ValueError(
+            f"values have the shape {jnp.shape(values)}, and the mask is {jnp.result_type(mask)} "
+            f"{jnp.shape(mask)}; give a bool mask of the values' shape"
+        )
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 

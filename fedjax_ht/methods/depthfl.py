@@ -265,7 +265,7 @@ def depthfl(
         return client | downlink._asdict()
 
     def client_update(bucket, client, downlink, data, ctx):
-        apart = divergence if bucket.task is CLASSIFICATION else bucket.task.divergence
+        apart = divergence if bucket.task == CLASSIFICATION else bucket.task.divergence
         anchor, slope = downlink.params, client["slope"]
 
         def loss(params, stats, batch: Batch, key) -> Loss:

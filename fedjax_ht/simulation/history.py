@@ -103,9 +103,9 @@ def run(
     history: Sequence[Row] = (),
     eval_every: Count = 1,
     patience: Count | None = None,
-    progress_fn: Callable[[Row], None] | None = None,
-    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
-    only: np.ndarray | None = None,
+    progress_fn: Callable[[Row], object] | None = None,
+    after_round: Callable[[SimulationState, list[Row]], object] | None = None,
+    only: Sequence[int] | np.ndarray | None = None,
     give_up: Whole | None = None,
     score_every: Count = 1,
 ) -> tuple[SimulationState, list[Row]]:
@@ -121,7 +121,8 @@ def run(
       history: the rows of that earlier run.
       eval_every: rounds between evaluations; the untrained federation and the last round always
         have one.
-      patience: evaluations without a new best after which to stop, or None.
+      patience: evaluations without a new best score after which to stop, or None. Scores are those
+        on validation sets if there are any, else on test sets.
       progress_fn: called with each new row.
       after_round: called with the state and the history after each round; True stops the run. The
         next round changes the state's arrays in place: keep `copy_state(state)`, never the state
@@ -164,7 +165,7 @@ def run(
         ending=Ending(patience, give_up),
         progress_fn=watched,
         after_round=after_round and (lambda states, runs: after_round(states[0], runs[0])),
-        only=only,
+        only=None if only is None else np.asarray(only),
         score_every=score_every,
     )
     return state, rows

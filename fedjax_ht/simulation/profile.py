@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from fedjax_ht.check.names import short
 from fedjax_ht.check.options import Count, NonNegative, Seed, Share, check_fields, checked
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method
@@ -163,10 +164,15 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
         spans; without any it is never available.
 
     Raises:
-      ValueError: there is no such client, or a span ends before it begins. One line.
+      ValueError: there is no such client, or a span is not a triple that ascends. One line.
     """
     spans = list(spans)
-    for client, first, last in spans:
+    for span in spans:
+        if np.shape(span) != (3,) or np.asarray(span).dtype.kind not in "iu":
+            raise ValueError(
+                f"a span is {short(span)}; it must be (client, first round, last round), integers"
+            )
+        client, first, last = span
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
                 f"client {client} is available from round {first} to {last}; clients are 0 to "

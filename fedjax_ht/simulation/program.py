@@ -269,7 +269,7 @@ def _require_classes(options: SimulationOptions, federation: Federation) -> None
         "attack.kind 'label_flip'": options.attack.kind == "label_flip",
     }
     for name, is_on in chosen.items():
-        if is_on and federation.task is not CLASSIFICATION:
+        if is_on and federation.task != CLASSIFICATION:
             raise ValueError(f"{name} is for classes, not for {federation.task.name}; remove it")
 
 

@@ -28,11 +28,16 @@ def client_features(
       indices: int [n], the same samples for all clients, or int [len(ids), n], samples per client.
 
     Raises:
-      ValueError: the method has no `View.features`, or there is no such client.
+      ValueError: the method has no `View.features`, or there is no such client or sample.
     """
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
-    indices = np.asarray(indices)
+    indices, count = np.asarray(indices), len(program.placed.host[0].labels)
+    if indices.size and not 0 <= indices.min() <= indices.max() < count:
+        raise ValueError(
+            f"indices are from {indices.min()} to {indices.max()}; the data set has the samples 0 "
+            f"to {count - 1}"
+        )
     rows = np.broadcast_to(indices, (len(ids), indices.shape[-1]))
     stored = program.placed.host[0].inputs
     return _outputs(program, state, [(i, take(stored, x)) for i, x in zip(ids, rows)])

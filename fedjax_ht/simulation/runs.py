@@ -69,7 +69,7 @@ def run_each(
     states: Sequence[SimulationState | None],
     *,
     histories: Sequence[Sequence[Row]],
-    after_round: Callable[[list[SimulationState], list[list[Row]]], bool] | None = None,
+    after_round: Callable[[list[SimulationState], list[list[Row]]], object] | None = None,
     ending: Ending = NEVER,
     numbers: Sequence[int] | None = None,
     eval_every: int = 1,

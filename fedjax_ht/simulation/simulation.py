@@ -32,6 +32,7 @@ from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.representations import client_features, predict
 from fedjax_ht.simulation.round import run_round
 from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.trust.options import Attack
 
 if TYPE_CHECKING:
     from fedjax_ht.simulation.stepped import Fault
@@ -129,7 +130,10 @@ def make_simulation(
             f"data have the clients {found}, but the federation has {expected}; give "
             "make_federation_data the same federation"
         )
-    for note in batch_notes(federation, method, data.counts["train"]):
+    notes = batch_notes(federation, method, data.counts["train"])
+    if options is not None:
+        notes += attack_notes(options.attack, federation.num_clients)
+    for note in notes:
         # stacklevel: the caller, outside the decorators
         warnings.warn(note, stacklevel=4)
     return bound_simulation(method, federation, data, options=options, settings=settings)
@@ -180,7 +184,7 @@ def simulation_of(program: Program) -> Simulation:
         evaluate=of_state(evaluate),
         client_flops=standard_numerics()(program.flops),
         rules=(*program.method.rules, *program.options.scoring.further_rules),
-        num_classes=federation.num_classes if federation.task is CLASSIFICATION else None,
+        num_classes=federation.num_classes if federation.task == CLASSIFICATION else None,
         lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
         read_clients=of_state(read_clients),
         write_clients=of_state(write_clients),
@@ -317,6 +321,16 @@ def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarr
         last = np.where(rest > 0, rest, size)
     # A client with less than one batch takes one masked step.
     return np.where(num_samples < size, num_samples, last)
+
+
+def attack_notes(attack: Attack, num_clients: int) -> list[str]:
+    """Returns a warning if an attack is set by which no client attacks."""
+    share = f"attack.share is {attack.share:g}"
+    if attack.kind is None and attack.share:
+        return [f"{share}, but attack.kind is not set: no client attacks"]
+    if attack.kind is not None and attack.share * num_clients < 0.5:
+        return [f"attack.kind is {attack.kind}, but {share} of {num_clients} clients: none attacks"]
+    return []
 
 
 def batch_notes(federation: Federation, method: Method, train_counts: np.ndarray) -> list[str]:

@@ -27,9 +27,9 @@ class Attack:
     It is also the section `attack` of a config.
 
     Attributes:
-      kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); none:
-        no attack.
-      share: Share of the clients that attack, rounded to the nearest number of clients.
+      kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); None
+        ("none" in a config): no attack.
+      share: Share of the clients that attack, rounded to the nearest number of clients; 0: none.
       strength: Strength s of the attack, a factor on its change.
       seed: Seed of the choice of attackers, and of the direction of a shift.
     """

@@ -115,6 +115,12 @@ BAD = [  # value, annotation, what it must be, or the line where the value is sh
     (("medium",), Widths, "'auto', ('auto',) or a tuple of at least 1, each a number above 0"),
     ({"cnn": 0}, Mapping[str, Count], "a dict, name -> an integer of at least 1"),
     ("anything", fl.Data, "a Data(...)"),
+    (jax.random.key(0), Seed, "x is Array((), dtype=key<fry>) overlaying"),
+    (
+        {"a": fl.fedproto},
+        Mapping[str, fl.Method] | None,
+        "x['a'] is the function fedproto; it must",
+    ),
     (fl.AsStored(), fl.Pixels, "x is an AsStored; it must be a Pixels(...)"),
     (fl.fedproto, fl.Method, f"x is the function fedproto; it must be {METHOD}"),
     (TRAINING, fl.Method | None, f"x is a LocalTraining; it must be {METHOD} or None"),
@@ -145,7 +151,9 @@ def test_of_a_dataclass_its_instances_are_allowed():
 def test_a_value_that_is_not_is_one_line(value, annotation, message):
     with pytest.raises(ValueError) as error:
         check_value("x", value, annotation)
-    line = message if message.startswith("x is ") else f"x is {value!r}; it must be {message}"
+    line = (
+        message if message.startswith(("x is ", "x[")) else f"x is {value!r}; it must be {message}"
+    )
     assert str(error.value).startswith(line)
 
 

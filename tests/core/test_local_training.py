@@ -222,6 +222,14 @@ def test_a_loss_that_is_no_scalar_with_statistics_is_refused(returned):
         train(recipe(), loss_fn, jnp.float32(0), (), data, key=KEY, num_classes=4)
 
 
+def test_rows_to_sum_need_a_number_of_classes():
+    def loss_fn(params, stats, batch, key):
+        return Loss(jnp.mean(batch.x) * params, (), jnp.ones((len(batch.y), 2)))
+
+    with pytest.raises(ValueError, match="rows to sum by class; give train num_classes"):
+        train(recipe(), loss_fn, jnp.float32(0), (), tiny.client_data(np.arange(4)), key=KEY)
+
+
 def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
     def augmentation(key, x, black):
         return jnp.full_like(x, jax.random.uniform(key))

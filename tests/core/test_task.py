@@ -1,6 +1,7 @@
 """Tasks: losses and metrics against NumPy, sums that add, and their edges."""
 
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,7 @@ def test_tasks_are_static():
     assert CLASSIFICATION.loss is cross_entropy and CLASSIFICATION.sums is None
     assert multi_label(3).no_targets(2).shape == (2, 3)
     assert CLASSIFICATION.no_targets(2).dtype == np.int32
+    assert pickle.loads(pickle.dumps(CLASSIFICATION)) == CLASSIFICATION
 
 
 @pytest.mark.parametrize("task", [regression((0.0,), (1.0,)), multi_label(1)])

@@ -25,7 +25,7 @@ CLIENTS = (
 
 def federation(num_clients=3, classes=3, shape=(2, 2, 1)):
     modules = {"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}
-    return make_federation(modules, shape, classes, num_clients)
+    return make_federation(modules, shape, classes, num_clients=num_clients)
 
 
 def test_indices_are_padded_per_bucket():

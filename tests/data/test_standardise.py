@@ -103,7 +103,9 @@ def test_features_of_another_scale_are_said():
             split = fl.make_partition("iid", quiet, 2)
             modules = {"mlp": fl.mlp(quiet.num_classes, (4,))}
             shape, count = quiet.input_shape, quiet.num_classes
-            fl.make_federation_data(quiet, split, fl.make_federation(modules, shape, count, 2))
+            fl.make_federation_data(
+                quiet, split, fl.make_federation(modules, shape, count, num_clients=2)
+            )
 
 
 # By config

@@ -1,4 +1,5 @@
 import functools
+import inspect
 
 import jax
 import numpy as np
@@ -44,6 +45,19 @@ def test_masked_mean_never_reads_what_is_masked_out():
     values, mean = np.float32([1.0, np.nan, 3.0, np.inf]), jax.jit(masked_mean)
     assert mean(values, np.array([True, False, True, False])) == 2
     assert mean(values, np.zeros(4, bool)) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "mask"),
+    [
+        (np.ones((4, 1)), np.ones(4, bool)),
+        (np.ones(4), np.ones((4, 1), bool)),
+        (np.ones(4), np.ones(4)),
+    ],
+)
+def test_a_mask_that_would_broadcast_or_weigh_is_refused(values, mask):
+    with pytest.raises(ValueError, match="give a bool mask of the values' shape"):
+        inspect.unwrap(masked_mean)(values, mask)  # users have no checks of jaxtyping around it
 
 
 def test_cross_entropy_equals_the_reference():

@@ -16,7 +16,9 @@ from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.train import notes
 from fedjax_ht.models.layers import Norm
 from fedjax_ht.simulation.divergence import Divergence
-from fedjax_ht.simulation.simulation import batch_notes, smallest_batch
+from fedjax_ht.simulation.simulation import attack_notes, batch_notes, smallest_batch
+from fedjax_ht.trust.attacks import attackers
+from fedjax_ht.trust.options import Attack
 from tests.runs import config_of
 from tests.simulation.test_history import scripted
 
@@ -208,3 +210,19 @@ def test_a_run_warns_at_its_caller():
     with pytest.warns(RuntimeWarning, match=r"^round 2: accuracy is 20.0 %, where an") as caught:
         fl.run(simulation, rounds=3)
     assert len(caught) == 1 and caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("attack", "note"),
+    [
+        (Attack(), None),
+        (Attack("noise", 0.3), None),
+        (Attack("noise", 0.04), "attack.kind is noise, but attack.share is 0.04 of 10 clients"),
+        (Attack("noise"), "attack.kind is noise, but attack.share is 0 of 10 clients"),
+        (Attack(share=0.3), "attack.share is 0.3, but attack.kind is not set"),
+    ],
+)
+def test_an_attack_without_attackers_gives_a_warning(attack, note):
+    notes = attack_notes(attack, 10)
+    assert bool(note) == bool(notes) and all(line.startswith(note) for line in notes)
+    assert not note or attackers(Attack("noise", attack.share if attack.kind else 0), 10).sum() == 0

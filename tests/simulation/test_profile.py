@@ -31,8 +31,9 @@ def test_a_wrong_span_is_one_line(span):
 
 
 def test_spans_without_an_end_and_shares_above_one_are_refused():
-    with pytest.raises(ValueError, match="expected 3, got 2"):
-        by_trace(NUM_CLIENTS, [(0, 0), (1, 1), (0, 2)])
+    for span in ((0, 1), (0.5, 0, 1)):
+        with pytest.raises(ValueError, match=r"a span is .* it must be \(client, first round"):
+            by_trace(NUM_CLIENTS, [(0, 0, 1), span])
     with pytest.raises(ValueError, match="share is 80"):
         by_chance(NUM_CLIENTS, 80)
 

@@ -92,6 +92,13 @@ def test_a_method_without_features_says_so():
         sim.features(sim.init(), IDS, np.arange(3))
 
 
+@pytest.mark.parametrize("index", [-1, 10_000])
+def test_samples_that_do_not_exist_have_no_features(index):
+    sim = simulation_of("local")
+    with pytest.raises(ValueError, match=f"indices are from {index} to {index}; the data set has"):
+        sim.features(sim.init(), IDS, np.array([index]))
+
+
 @by_name(("fedproto",))
 def test_scores_of_a_client_are_those_that_an_evaluation_counts(name):
     sim, (dataset, partition) = simulation_of(name), samples()

@@ -128,7 +128,7 @@ def describe(dataset: Dataset) -> Description:
 
 def grouped_by(dataset: Dataset) -> str:
     """Returns what partitions distribute: "classes" or "groups of targets"."""
-    return "classes" if dataset.task is CLASSIFICATION else "groups of targets"
+    return "classes" if dataset.task == CLASSIFICATION else "groups of targets"
 
 
 def kind_of(dataset: Dataset) -> str:

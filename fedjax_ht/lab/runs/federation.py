@@ -108,16 +108,16 @@ def make_clients(
         task=dataset.task,
     )
     if memory is None:
-        federation = federation_of(config.partition.num_clients)
+        federation = federation_of(num_clients=config.partition.num_clients)
     else:
         training_of = training_of or recipe_by_name(config.training)
         # a federation with one client of each architecture, for its buckets
-        buckets = federation_of(len(modules)).buckets
+        buckets = federation_of(num_clients=len(modules)).buckets
         needed = {
             bucket.name: training_memory(bucket, training_of(bucket.name)) for bucket in buckets
         }
         federation = federation_of(assignment=fitting(needed, memory))
-    has_classes = dataset.task is CLASSIFICATION
+    has_classes = dataset.task == CLASSIFICATION
     names = getattr(dataset, "class_names", None) if has_classes else None
     return _weighted(model, federation, begun, names)
 

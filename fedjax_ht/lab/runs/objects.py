@@ -120,7 +120,8 @@ def _refuse_absent(config: Config, dataset: Any, models: Any, methods: Mapping[s
         raise ValueError(
             f"{', '.join(absent)}: this run was given objects from Python, which no file stores; "
             "recreate its experiment with fl.make_experiment, and call fl.report_run(folder, "
-            "experiment), or fl.train_and_evaluate to continue"
+            "experiment), fl.load_run(folder, experiment=experiment), or fl.train_and_evaluate to "
+            "continue"
         )
 
 

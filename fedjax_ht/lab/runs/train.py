@@ -43,7 +43,7 @@ from fedjax_ht.lab.runs.play import Notify, play
 from fedjax_ht.lab.runs.signals import catch_signals
 from fedjax_ht.lab.runs.tasks import Tasks, train_on
 from fedjax_ht.simulation.rows import Row
-from fedjax_ht.simulation.simulation import batch_notes
+from fedjax_ht.simulation.simulation import attack_notes, batch_notes
 
 NOTES = "tracked.json"
 
@@ -268,6 +268,7 @@ def notes(experiment: Plan) -> list[str]:
     counts = np.array([[len(c.train) for c in clients] for clients in experiment.partitions])
     for run in runs:
         lines += batch_notes(run.federation, run.method, counts)
+        lines += attack_notes(run.options.attack, run.federation.num_clients)
     rounds = experiment.config.rounds
     for label, run in experiment.runs.items():
         warmup = run.entry.options.get("warmup") or 0

@@ -92,7 +92,7 @@ def cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
         start += count
     rng = np.random.default_rng(0)
     target, dtype = federation.task.target
-    values = federation.num_classes if federation.task is CLASSIFICATION else 2
+    values = federation.num_classes if federation.task == CLASSIFICATION else 2
     labels = rng.integers(0, values, (total + 1, *target)).astype(dtype)
     inputs = _samples(shape, total + 1, rng)
     splits = {}

@@ -28,6 +28,7 @@ import optax
 
 from fedjax_ht.check.names import unknown
 from fedjax_ht.check.options import NonNegative, Positive, Rest, SearchRange, checked, options_of
+from fedjax_ht.core.local_training import require_optimizer
 from fedjax_ht.core.method import Method, View, around
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.registry import LIBRARY, MEANS, not_averaging
@@ -211,6 +212,7 @@ def server_optimizer(
             f"options are {', '.join(options)}, but an optax optimizer has its own; remove them, "
             "or name an optimizer, such as fedadam"
         )
+    require_optimizer(optimizer)
     return around(method, functools.partial(_optimized, optimizer, name))
 
 

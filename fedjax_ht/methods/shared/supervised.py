@@ -124,6 +124,8 @@ def train_model(
       The client's new state, and the result of the training, with the trained values and, if
       `gather_features`, class sums of the features.
     """
+    if (put is None) != (trained is None) or not (put is None or part is None):
+        raise ValueError("give train_model trained and put together, and then no part")
     params = client["params"]
     if put is None:
         trained = params if part is None else params[part]

@@ -172,7 +172,9 @@ def test_clients_get_the_largest_of_a_group_that_fits():
     in_turn = names(make_clients(typed_config(config), dataset))
     assert in_turn == ["mlp_narrow", "mlp_wide", "mlp_narrow"]
     modules = model_group("mlp2", dataset.num_classes, dataset.input_shape)
-    buckets = make_federation(modules, dataset.input_shape, dataset.num_classes, 2).buckets
+    buckets = make_federation(
+        modules, dataset.input_shape, dataset.num_classes, num_clients=2
+    ).buckets
     training = LocalTraining(optax.sgd(0.1), batch_size=4)
     narrow, wide = (training_memory(bucket, training) for bucket in buckets)
     dealt = make_clients(typed_config(config), dataset, np.array([wide, wide - 1, narrow]))

@@ -171,3 +171,5 @@ def test_optimizers_are_refused():
         server_optimizer(adding(), "fedadm")
     with pytest.raises(ValueError, match=r"^options are server_lr, but an optax optimizer"):
         server_optimizer(adding(), optax.sgd(1.0), server_lr=0.1)
+    with pytest.raises(ValueError, match=r"^optimizer is .*; it must be an optax optimizer"):
+        server_optimizer(adding(), optax.adam)

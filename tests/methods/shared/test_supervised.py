@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import fedjax_ht as fl
 
@@ -26,3 +27,10 @@ def test_a_part_trains_alone_under_a_penalty_of_its_own_parameters():
     jax.tree.map(np.testing.assert_array_equal, after["base"], before["base"])
     assert jax.tree.structure(result.params) == jax.tree.structure(after["head"])
     assert float(large(after["head"])) < 0.2 * float(large(before["head"])) and new["kept"] == 1
+    for wrong in (
+        {"trained": before},
+        {"put": large},
+        {"part": "head", "trained": 1, "put": large},
+    ):
+        with pytest.raises(ValueError, match="give train_model trained and put together"):
+            fl.train_model(recipe, bucket, client, data, ctx, **wrong)
