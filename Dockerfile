@@ -4,7 +4,6 @@ ARG EXTRAS=run
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY fedjax_ht fedjax_ht
-COPY experiments/__init__.py experiments/main.py experiments/
 RUN pip install --no-cache-dir ".[$EXTRAS]"
 WORKDIR /work
 ENTRYPOINT ["fedjax-ht"]

@@ -1,6 +1,6 @@
 """Runs `fedjax-ht COMMAND`, the library's only program.
 
-`python -m experiments.main` is the same as `fedjax-ht run`.
+In a clone, `python -m experiments.main` is the same as `fedjax-ht run`.
 """
 
 import contextlib
