@@ -71,17 +71,20 @@ KEPT = (
     "devices",
 )
 """Fields for which no value is drawn: others set them first, or they need a server or devices."""
+SLICED = {
+    "dataset.name": "npz:images.npz",
+    "model.group": "conv4_quarter",
+    "model.rates": "1,1/2",
+}
 USUAL = {
     "fedit|.*lora": {"model.lora": "rank=2,4"},
     "fedmd|dsfl|ktpfl|fedhenn": {
         "dataset.public": "hold_out:0.2",
         "method.options.public_per_round": 8,
     },
-    "heterofl|feddropout|fedrolex|fiarse|fjord|dense|fedftg|dfrd": {
-        "dataset.name": "npz:images.npz",
-        "model.group": "conv4_quarter",
-        "model.rates": "1,1/2",
-    },
+    "fiarse|fjord": SLICED,
+    "heterofl|feddropout|fedrolex|fedspu|dense|fedftg|dfrd": SLICED
+    | {"model.norm": "static_batch"},
     "depthfl": {"dataset.name": "npz:images.npz", "model.group": "conv4_quarter_depths"},
 }
 """Pattern of methods -> the fields that they need."""

@@ -12,8 +12,6 @@ the curves are drawn beside it, as .png.
 
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +22,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from benchmarks.report import machine, publish
+from benchmarks.report import in_a_process, machine, publish, table
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
@@ -133,14 +131,6 @@ def files(folder: Path | str) -> dict[Path, int]:
     return {path: path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def in_a_process(num_clients: int) -> dict[str, float]:
-    """Runs `measure` in a process of its own, since a process's peak memory never falls."""
-    command = [sys.executable, "-m", "benchmarks.many_clients", f"--measure={num_clients}"]
-    command += [f"--{flag.name}={flag.value}" for flag in (_DATA, _DATA_DIR, _CHECKPOINTS)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 COLUMNS = {  # column -> (figure, format)
     "clients": ("clients", ",.0f"),
     "s a round": ("round", ".3f"),
@@ -157,21 +147,22 @@ COLUMNS = {  # column -> (figure, format)
 
 def report(measured: list[dict[str, float]]) -> str:
     """Returns the measurements as Markdown."""
+    rows = []
+    for figures in measured:
+        rows.append([format(figures[name], spec) for name, spec in COLUMNS.values()])
+    first, last = measured[0], measured[-1]
+    ratios = ", ".join(f"{name} {last[key] / first[key]:.2f}" for name, (key, _) in COLUMNS.items())
     lines = [
         f"FedProto, CNN-1..5, host store, {_DATA.value} images, {TRAIN} to train and {TEST} to "
         "test on a client; "
         f"{PARTICIPANTS} participants a round, a checkpoint every {ROUNDS_BETWEEN} rounds.",
         machine(),
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
+        table(list(COLUMNS), rows),
+        "",
+        f"Last row over first: {ratios}.",
     ]
-    for figures in measured:
-        cells = (format(figures[name], spec) for name, spec in COLUMNS.values())
-        lines.append("| " + " | ".join(cells) + " |")
-    first, last = measured[0], measured[-1]
-    ratios = ", ".join(f"{name} {last[key] / first[key]:.2f}" for name, (key, _) in COLUMNS.items())
-    return "\n".join([*lines, "", f"Last row over first: {ratios}."])
+    return "\n".join(lines)
 
 
 def curves(measured: list[dict[str, float]]) -> plt.Figure:
@@ -198,8 +189,11 @@ def main(_) -> None:
     if _MEASURE.value:
         print(json.dumps(measure(_MEASURE.value)))
         return
-    measured = [in_a_process(int(clients)) for clients in _CLIENTS.value]
-    measured = [figures | {"rest": figures["peak"] - figures["store"]} for figures in measured]
+    given = [f"--{flag.name}={flag.value}" for flag in (_DATA, _DATA_DIR, _CHECKPOINTS)]
+    measured = []
+    for clients in _CLIENTS.value:
+        figures = in_a_process("benchmarks.many_clients", [f"--measure={clients}", *given])
+        measured.append(figures | {"rest": figures["peak"] - figures["store"]})
     publish(report(measured))
     if flags.FLAGS.out:
         with atomic_open(Path(flags.FLAGS.out).with_suffix(".png"), "wb") as file:

@@ -24,6 +24,7 @@ from benchmarks.report import machine, number, publish, table
 from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
+from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.plan import Run, fitting, plan
 from fedjax_ht.lab.runs.play import simulate
@@ -52,7 +53,7 @@ class Seconds(NamedTuple):
 def setting_of(name: str, methods: list[str]) -> tuple[Config, list[str]]:
     """Returns a config with the fitting methods as entries, and a reason for each other one."""
     config, reasons = typed_config(read_config_file(name)), []
-    config = dataclasses.replace(config, trials=1, entries=tuple(methods))
+    config = only(dataclasses.replace(config, trials=1), methods)
     return fitting(config, reasons.append), reasons
 
 

@@ -42,7 +42,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "data/partition/splits": ["data/test_partition.py", "data/test_partition_kinds.py"],
     "lab/readers/roles": ["lab/readers/test_tables.py"],
     "models/text": ["models/test_text.py"],
-    "lab/config/config_files": ["lab/config/test_field_values.py", "lab/config/test_flags.py"],
+    "lab/config/config_files": ["lab/config/test_config_files.py", "lab/config/test_flags.py"],
     "simulation/rows": ["simulation/test_history.py", "simulation/test_accuracies.py"],
 }
 """Module of the library -> its nearest tests."""
