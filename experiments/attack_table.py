@@ -7,7 +7,6 @@ Accuracies are means over trials at the last evaluation. Runs without attackers 
 clients as runs with them: those that would be honest at 10 and at 30 %.
 """
 
-import csv
 import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
-from experiments.rows import column, grouped, write_rows
+from experiments.rows import column, grouped, read_rows, write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import orderly_main
 from fedjax_ht.lab.config.entries import folder_of
@@ -76,17 +75,6 @@ def write(scores: Iterable[Score], path: Path) -> None:
     write_rows(path, Score._fields, sorted(scores))
 
 
-def read(path: Path) -> list[Score]:
-    """Reads the scores that `write` wrote."""
-    kinds = Score.__annotations__
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    scores = []
-    for row in rows:
-        scores.append(Score(**{name: kinds[name](text) for name, text in row.items()}))
-    return scores
-
-
 def markdown(scores: Iterable[Score]) -> str:
     """Makes a Markdown table per share: a row per attack and defence, a column per method, in %."""
     scores = list(scores)
@@ -110,7 +98,7 @@ def markdown(scores: Iterable[Score]) -> str:
 def main(arguments: list[str]) -> None:
     match [Path(argument) for argument in arguments[1:]]:
         case [table]:
-            print(markdown(read(table)))
+            print(markdown(read_rows(table, Score)))
         case [runs, out]:
             folders = sorted(path.parent for path in runs.glob("*/summary.md"))
             read_scores = [score for folder in folders for score in scores(folder)]

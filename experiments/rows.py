@@ -27,7 +27,7 @@ def read_rows(path: Path, kind: type[R]) -> list[R]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or tuple(rows[0]) != kind._fields:
-        raise ValueError(f"{path} has not the columns {', '.join(kind._fields)}; give --of")
+        raise ValueError(f"{path} must have rows with the columns {', '.join(kind._fields)}")
     kinds = kind.__annotations__
     return [kind(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
 

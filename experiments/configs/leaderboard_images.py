@@ -1,9 +1,9 @@
-"""A setting of the leaderboard: twenty clients with few images each, two small architectures.
+r"""A setting of the leaderboard: twenty clients with few images each, two small architectures.
 
     fedjax-ht compare --config=leaderboard_images --fair=5 --trials=3 --methods=all --skip_unfit
-    fedjax-ht compare --config=leaderboard_images:classes=4 --fair=5 --trials=3 --methods=all \\
+    fedjax-ht compare --config=leaderboard_images:classes=4 --fair=5 --trials=3 --methods=all \
         --skip_unfit
-    fedjax-ht compare --config=leaderboard_images:form=released --fair=5 --trials=3 \\
+    fedjax-ht compare --config=leaderboard_images:form=released --fair=5 --trials=3 \
         --methods=fedtgp,fedproto
 
 A tenth of the embedded images of Fashion-MNIST is a public set, also for methods that use none. The

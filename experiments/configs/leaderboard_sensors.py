@@ -1,7 +1,7 @@
-"""A setting of the leaderboard: thirty persons with a phone, five architectures.
+r"""A setting of the leaderboard: thirty persons with a phone, five architectures.
 
     fedjax-ht compare --config=leaderboard_sensors --fair=5 --trials=10 --methods=all --skip_unfit
-    fedjax-ht compare --config=leaderboard_sensors:form=released --fair=5 --trials=10 \\
+    fedjax-ht compare --config=leaderboard_sensors:form=released --fair=5 --trials=10 \
         --methods=fedtgp,fedproto
 
 The models and the recipe of quickstart_sensors.py, for all persons of `har_30persons`. Each person

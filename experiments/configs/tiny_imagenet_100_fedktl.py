@@ -17,4 +17,4 @@ def get_config(argument=None):
     config.method.options.generator = "fashion_mnist_32"
     config.dataset.subset = 6_000
     config.rounds = 25
-    return apply_argument(config, argument, rounds=1)
+    return apply_argument(config, argument, {"arms": tiny_imagenet_fedktl.set_arms}, rounds=1)

@@ -47,14 +47,14 @@ def last_three(run: dict[int, float]) -> float:
 # Measures of several runs, each as the cells of a table.
 
 
-def at(*rounds: int):
+def at(*rounds: int, digits: int = 2):
     """Writes the means over runs at these rounds."""
-    return lambda runs: [f"{statistics.mean(run[r] for run in runs):.2f}" for r in rounds]
+    return lambda runs: [f"{statistics.mean(run[r] for run in runs):.{digits}f}" for r in rounds]
 
 
-def each(measure):
+def each(measure, digits: int = 2):
     """Writes one number a run."""
-    return lambda runs: [f"{measure(run):.2f}" for run in runs]
+    return lambda runs: [f"{measure(run):.{digits}f}" for run in runs]
 
 
 def spread(measure):
@@ -103,6 +103,13 @@ TABLES = [  # page, heading, CSV, data set, (score, measures) in their order, [(
       ("no F", "fedtgp use_f=false"), ("tau 1", "fedtgp tau=1.0"), ("tau 10", "fedtgp tau=10.0"),
       ("tau 1,000", "fedtgp tau=1000.0"), ("1 server epoch", "fedtgp server_epochs=1"),
       ("10 server epochs", "fedtgp server_epochs=10"), *PAIR]),
+    *[("fedtgp", "Swings", "fedtgp_ten_clients", CIFAR,
+       [(score, at(10, *range(20, 241, 20), digits=1), each(highest, digits=1),
+         each(late, digits=1))], rows)
+      for score, rows in (
+          ("accuracy", [(f"{label}, by the nearest prototype", name) for label, name in PAIR]),
+          ("accuracy", [("local training", "local")]),
+          ("accuracy_head", [(f"{label}, own heads", name) for label, name in PAIR]))],
     ("fedktl", "What each part is worth", "fedktl_ablations", TINY, [("accuracy", *THIRTY)],
      [("FedKTL", "fedktl"), ("-L_M", "fedktl mu=0.0"), ("-L_MSE", "fedktl mse_weight=0.0"),
       ("-L_MMD", "fedktl mmd_weight=0.0"), ("-ETF", "fedktl classifier=head"),
