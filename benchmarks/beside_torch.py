@@ -61,7 +61,7 @@ def ours(module: SplitModel, dataset: Dataset) -> dict:
     """
     shares, none = np.arange(len(dataset.labels)).reshape(CLIENTS, -1), np.array([], np.int64)
     federation = make_federation(
-        {"model": module}, dataset.input_shape, dataset.num_classes, CLIENTS
+        {"model": module}, dataset.input_shape, dataset.num_classes, num_clients=CLIENTS
     )
     data = arranged(dataset, tuple(ClientIndices(rows, none, none) for rows in shares), federation)
     options = SimulationOptions(devices=len(jax.devices()))

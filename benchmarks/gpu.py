@@ -169,7 +169,9 @@ def protocol(
     kind, shares = ("iid", {}) if alpha is None else ("practical", {"alpha": alpha})
     shares["train_share"] = samples / (samples + tested)
     partition = fl.make_partition(kind, dataset, clients, **shares)
-    federation = fl.make_federation(fl.model_group(group, CLASSES, shape), shape, CLASSES, clients)
+    federation = fl.make_federation(
+        fl.model_group(group, CLASSES, shape), shape, CLASSES, num_clients=clients
+    )
     data = fl.make_federation_data(dataset, partition, federation)
     method = fl.fedavg(fl.LocalTraining(optax.sgd(0.01), batch_size, epochs=epochs))
     options = fl.SimulationOptions(devices=1, scoring=fl.Scoring(train=evaluate))

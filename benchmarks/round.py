@@ -118,7 +118,7 @@ def report(dataset: Dataset) -> str:
         model_group("cnn4", dataset.num_classes, shape),
         shape,
         dataset.num_classes,
-        len(dataset.clients),
+        num_clients=len(dataset.clients),
     )
     data = make_federation_data(dataset, dataset.clients, federation)
     steps = int(num_steps(training, data.counts["train"]).sum())

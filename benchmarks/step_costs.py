@@ -55,7 +55,9 @@ def step_cost(bucket: Bucket) -> dict:
 
 def mean_step_cost(group: str, shape: tuple[int, int, int], classes: int, clients: int) -> dict:
     """Returns `step_cost` averaged over clients that take a group's models in turn."""
-    federation = make_federation(model_group(group, classes, shape), shape, classes, clients)
+    federation = make_federation(
+        model_group(group, classes, shape), shape, classes, num_clients=clients
+    )
     costs = [step_cost(bucket) for bucket in federation.buckets]
     return {key: statistics.mean(costs[i][key] for i in federation.assignment) for key in costs[0]}
 

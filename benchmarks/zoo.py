@@ -94,7 +94,7 @@ def simulate(row: Row, lanes: int, devices: int) -> dict:
     partition = tuple(ClientIndices(rows, none, none) for rows in shares)
     dataset = Dataset("random images", images, rng.integers(0, CLASSES, total), tuple("0123456789"))
     federation = make_federation(
-        model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
+        model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, num_clients=row.clients
     )
     training = LocalTraining(optax.sgd(0.01), BATCH)
     data = arranged(dataset, partition, federation)

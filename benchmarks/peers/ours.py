@@ -33,7 +33,10 @@ def main() -> None:
         rows = rows_of(protocol, user, len(labels))
         partition.append(ClientIndices(rows, nobody, nobody))
     federation = fl.make_federation(
-        {"cnn": split_model(network)}, dataset.input_shape, network.classes, protocol.users
+        {"cnn": split_model(network)},
+        dataset.input_shape,
+        network.classes,
+        num_clients=protocol.users,
     )
     training = fl.LocalTraining(
         optax.sgd(protocol.learning_rate),

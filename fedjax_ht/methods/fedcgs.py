@@ -19,6 +19,8 @@ Settled here:
 * Sigma gets a share of tr(Sigma)/K on its diagonal. Without it, as in the code, Sigma is singular
   if a feature is dead or N <= K. With a single sample, or within classes of one sample each, Sigma
   is the identity.
+* The server solves for mu_c - mu instead of mu_c. The scores of a sample differ by the same number
+  for all classes.
 * A class that nobody has is ruled out; in the code its row is NaN, which wins.
 * The sum of all features is not sent, since it is that of the class sums.
 * The second round, in which clients train their own models towards the class means, is not here.
@@ -60,6 +62,7 @@ def fedcgs(
         present, counts = total.counts > 0.5, jnp.maximum(total.counts, 1)
         sums = jnp.where(present[:, None], total.by_class, 0)
         means, number = sums / counts[:, None], jnp.sum(counts, where=present)
+        overall = sums.sum(0) / jnp.maximum(number, 1)
         if covariance == "within":
             scatter = total.second - jnp.matmul(sums.T, means, precision="highest")
             freedom = number - present.sum()
@@ -69,10 +72,13 @@ def fedcgs(
             freedom = number - 1
         # Without two samples to compare, Sigma is rounding; the identity takes the nearest mean.
         spread = scatter / jnp.maximum(freedom, 1)
-        kernel = solve(jnp.where(freedom > 0, spread, jnp.eye(len(spread))), means.T, shrinkage)
+        # The same predictions as by means alone: their common part adds as much to each class's
+        # score, and float32 would lose the differences behind it.
+        apart = jnp.where(present[:, None], means - overall, 0)
+        kernel = solve(jnp.where(freedom > 0, spread, jnp.eye(len(spread))), apart.T, shrinkage)
         everywhere = jnp.maximum(total.all_counts, 1)
         prior = jnp.log(everywhere / jnp.sum(everywhere, where=total.all_counts > 0.5))
-        bias = prior - jnp.sum(kernel * means.T, 0) / 2
+        bias = prior - jnp.sum(kernel * (overall + apart / 2).T, 0)
         return linear_head(kernel, bias, present)
 
     return one_shot("fedcgs", training, moments(head_of, counted=True))

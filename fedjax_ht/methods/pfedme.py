@@ -16,6 +16,8 @@ Settled here:
   trains w_i; its rate times lam should also be below 2.
 * The client keeps theta_i. The authors' code overwrites it by w_i before it is scored, and PFLlib's
   by w. Theirs also adds 0.001 theta_i to g.
+* The mean weighs clients by samples, as in the authors' code; the paper's is uniform
+  (weighting="uniform").
 * Clients that are not drawn do not train; in the authors' code all train in every round.
 * The paper has one architecture; here every architecture has its own w. Batch statistics are
   theta_i's, and stay with the client.

@@ -62,7 +62,18 @@ def first_state(program: Program) -> SimulationState:
     seed, settings = spread(program.mesh, (program.seed, program.settings))
     weights = {b.name: share(program.mesh, weights_of(b)) for b in program.federation.buckets}
     if program.options.client_store == "device":
-        _require_memory(program, seed, settings, weights)
+        needed = 0
+        for name, clients in program.clients.items():
+            if clients.programs.keeps:
+                ids = jax.ShapeDtypeStruct((program.mesh.size * clients.roster.shard,), "int32")
+                make = clients.programs.first_states
+                needed += bytes_of(jax.eval_shape(make, ids, seed, settings, weights[name]))
+        _require_memory(
+            program,
+            needed // program.mesh.size,
+            "states",
+            "set client_store to 'host' on a GPU, or use fewer clients or smaller models",
+        )
 
     def first_states(name: str, clients: Clients, layout: np.ndarray) -> PyTree:
         ids = clients.roster.members[np.where(layout == PADDING, 0, layout)]
@@ -98,26 +109,30 @@ def first_state(program: Program) -> SimulationState:
 
     # The forms of uplinks are found by tracing every architecture's round.
     forms, infos = program.engine.uplink_forms(), clients_info(program, state)
+    needed = sum(
+        len(program.clients[name].roster.members) * bytes_of(form) for name, form in forms.items()
+    )
+    _require_memory(
+        program, needed, "late uploads", "set devices_profile.late to 'lost', or use fewer clients"
+    )
     return state._replace(waiting=nobody_waits(program, forms, infos))
 
 
-def _require_memory(program: Program, seed, settings: PyTree, weights: dict[str, PyTree]) -> None:
-    """Raises ValueError if the states do not fit into the devices' memory, if that is known.
+def bytes_of(form: PyTree) -> int:
+    """Returns the bytes of arrays of this form, a pytree of `jax.ShapeDtypeStruct`s."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
+
+
+def _require_memory(program: Program, needed: int, what: str, remedy: str) -> None:
+    """Raises ValueError if a device has less free memory, if that is known.
 
     Otherwise the operating system might kill the process without a message.
     """
-    needed = 0
-    for name, clients in program.clients.items():
-        if clients.programs.keeps:
-            ids = jax.ShapeDtypeStruct((program.mesh.size * clients.roster.shard,), "int32")
-            form = jax.eval_shape(clients.programs.first_states, ids, seed, settings, weights[name])
-            needed += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
-    needed, free = needed // program.mesh.size, free_bytes(program.mesh)
+    free = free_bytes(program.mesh)
     if free is not None and needed > free:
         raise ValueError(
-            f"the states of {program.federation.num_clients} clients take {needed / 1e9:.1f} GB on "
-            f"a device, where {free / 1e9:.1f} GB are free; set client_store to 'host' on a GPU, "
-            "or use fewer clients or smaller models"
+            f"the {what} of {program.federation.num_clients} clients take {needed / 1e9:.1f} GB on "
+            f"a device, where {free / 1e9:.1f} GB are free; {remedy}"
         )
 
 

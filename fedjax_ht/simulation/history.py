@@ -118,9 +118,9 @@ def run(
       simulation: the federation to run.
       rounds: total number, including those in `state`.
       state: the last state of an earlier run, to resume from; it is copied and stays valid.
-      history: the rows of that earlier run.
-      eval_every: rounds between evaluations; the untrained federation and the last round always
-        have one.
+      history: the rows of that earlier run; without them `simulated_clock` starts at 0.
+      eval_every: rounds between evaluations; the untrained federation and round `rounds` always
+        have one. A run that ends before may end without one.
       patience: evaluations without a new best score after which to stop, or None. Scores are those
         on validation sets if there are any, else on test sets.
       progress_fn: called with each new row.
@@ -129,8 +129,8 @@ def run(
         itself.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload after which to stop, or None.
-      score_every: rounds between scores of the participants after their training; the last round
-        always has them.
+      score_every: rounds between scores of the participants after their training; round
+        `rounds` always has them.
 
     Returns:
       The last state, and the history, plain rows, see `Row`.

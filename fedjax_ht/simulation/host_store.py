@@ -23,7 +23,7 @@ def host_store(mesh: Mesh) -> ClientStore:
                 rows = flat[shard.index[0]]
                 real = rows != PADDING
                 kept[np.searchsorted(roster.local, rows[real])] = np.asarray(shard.data)[real]
-        return stored
+        return _consumed(stored)
 
     def init(roster, make):
         held = [roster.local[roster.device[roster.local] == d] for d in range(mesh.size)]
@@ -59,7 +59,7 @@ def host_store(mesh: Mesh) -> ClientStore:
         here = np.isin(rows, roster.local)
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(tree)):
             kept[np.searchsorted(roster.local, rows[here])] = new[here]
-        return stored
+        return _consumed(stored)
 
     def block(roster):
         return roster.capacity
@@ -73,6 +73,17 @@ def host_store(mesh: Mesh) -> ClientStore:
         write=write,
         block=block,
     )
+
+
+def _consumed(stored: PyTree) -> PyTree:
+    """Returns new views of the states, which changed in place; the old ones become read-only.
+
+    A simulation rejects a state with read-only arrays, as it does one with donated buffers.
+    """
+    views = jax.tree.map(lambda x: x.view(), stored)
+    for x in jax.tree.leaves(stored):
+        x.flags.writeable = False
+    return views
 
 
 def _room_for(states: PyTree, rows: int) -> PyTree:

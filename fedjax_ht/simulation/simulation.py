@@ -220,7 +220,7 @@ def state_check(program: Program) -> Callable[[Any], None]:
                 f"state is {kind_of_value(state)}; it must be a state of simulation.init() or "
                 "fl.run"
             )
-        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state)):
+        if _is_consumed(state, in_place=options.client_store == "host"):
             raise ValueError(
                 "state was consumed by run_round or write_clients; use the state that it returned, "
                 "or give it fl.copy_state(state)"
@@ -263,6 +263,17 @@ def state_check(program: Program) -> Callable[[Any], None]:
             )
 
     return check
+
+
+def _is_consumed(state: SimulationState, in_place: bool) -> bool:
+    """Returns whether a later state has a state's memory; `in_place` as in `host_store`."""
+
+    def is_consumed(x: Any) -> bool:
+        if isinstance(x, np.ndarray):
+            return in_place and not x.flags.writeable
+        return isinstance(x, jax.Array) and x.is_deleted()
+
+    return any(map(is_consumed, jax.tree.leaves((state.server, state.clients))))
 
 
 def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:

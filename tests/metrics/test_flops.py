@@ -132,7 +132,7 @@ def test_a_convolution_costs_the_same_in_whichever_form_it_runs(
 def test_a_step_costs_what_xla_says(name, group):
     """XLA takes a loop's body once and counts elementwise work; so here, of unknown length."""
     shape, samples = (28, 28, 1), 48
-    federation = make_federation(model_group(group, 10, shape), shape, 10, 2)
+    federation = make_federation(model_group(group, 10, shape), shape, 10, num_clients=2)
     method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=16))
     bucket, pixel = federation.buckets[0], jnp.ones(1)
 

@@ -93,7 +93,9 @@ def simulation():
         (lambda: fl.make_simulation(fl.local, FEDERATION, DATA), "method is the function local"),
         (lambda: fl.make_simulation(METHOD, FEDERATION, DATASET), "data is a Dataset; it must be"),
         (
-            lambda: fl.make_simulation(METHOD, fl.make_federation(MODELS, (4, 4, 1), 5, 2), DATA),
+            lambda: fl.make_simulation(
+                METHOD, fl.make_federation(MODELS, (4, 4, 1), 5, num_clients=2), DATA
+            ),
             "data have the clients {",
         ),
         (
@@ -105,7 +107,10 @@ def simulation():
             "options is {'seed': 1}; it must be a SimulationOptions(...) or None",
         ),
         (lambda: fl.run(METHOD, 3), "simulation is a Method; it must be a simulation of"),
-        (lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, 2), "modules is a list; it"),
+        (
+            lambda: fl.make_federation([fl.mlp(5, (4,))], (4, 4, 1), 5, num_clients=2),
+            "modules is a list; it",
+        ),
         (lambda: fl.make_federation(MODELS, (4, 4, 1), 5, assignment="one"), "assignment is 'one'"),
         (
             lambda: fl.make_federation_data(DATASET, [np.arange(3)], FEDERATION),
@@ -139,7 +144,7 @@ def test_an_object_in_the_wrong_place_is_one_line(call, message):
     with pytest.raises(ValueError) as error:
         call()
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
-    assert len(error.traceback) < 8
+    assert len(error.traceback) < 9
 
 
 @pytest.mark.parametrize(
@@ -220,6 +225,16 @@ def test_a_state_is_that_of_the_simulation(simulation):
     with pytest.raises(ValueError, match="state is stored for another client_store or number of"):
         other.run_round(start)
     simulation.evaluate(other.init())  # NumPy arrays in the order of one device
+    first = other.init()
+    second, _ = other.run_round(first)
+    with pytest.raises(ValueError, match="state was consumed by run_round or write_clients"):
+        other.run_round(first)
+    third, _ = other.run_round(fl.copy_state(second))
+    fourth = other.write_clients(third, "narrow", np.arange(2), two)
+    with pytest.raises(ValueError, match="state was consumed by run_round or write_clients"):
+        other.evaluate(third)
+    other.evaluate(fourth)
+    other.evaluate(second)
 
 
 def test_an_unknown_name_is_answered_with_a_near_one():

@@ -157,24 +157,30 @@ NOTE = (
 
 def run_splits(
     config: Config, splits: int, workdir: Path, run_split: Callable[[Config, Path], Result]
-) -> Document:
-    """Runs a comparison on each split in workdir/split_SEED; returns the table of their spread.
+) -> tuple[Document, GaveUp | None]:
+    """Runs a comparison on each split in workdir/split_SEED.
 
     Args:
       config: the config of the comparison.
       splits: number of splits.
       workdir: the folder to write to.
       run_split: runs the comparison of a config in a folder.
+
+    Returns:
+      The table of their spread, and the first `GaveUp` of a split, after which others still run.
     """
-    first, scores, score = config.partition.seed, [], ACCURACY
+    first, scores, score, silence = config.partition.seed, [], ACCURACY, None
     for seed in range(first, first + splits):
         partition = dataclasses.replace(config.partition, seed=seed, per_trial=False)
         of_split = dataclasses.replace(config, partition=partition)
-        histories = run_split(of_split, workdir / f"split_{seed}").histories
+        try:
+            histories = run_split(of_split, workdir / f"split_{seed}").histories
+        except GaveUp as error:
+            silence, histories = silence or error, error.result.histories
         scores.append(best_scores(histories))
         score = score_in(histories)
     cells = {label: np.array([each[label] for each in scores]) for label in scores[0]}
-    return sensitivity(cells, score)
+    return sensitivity(cells, score), silence
 
 
 def sensitivity(scores: Mapping[str, np.ndarray], score: Score = ACCURACY) -> Document:
@@ -258,6 +264,8 @@ def main(_) -> None:
         if splits is None:
             run(config, workdir)
         else:
-            text = run_splits(config, splits, workdir, run)
+            text, silence = run_splits(config, splits, workdir, run)
             if is_primary():
                 print_result(text)
+            if silence is not None:
+                raise silence

@@ -77,7 +77,8 @@ def detected(environment: Mapping[str, str]) -> Launch | None:
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
     """Returns the accelerators of a `detected` process: the only visible one, or None.
 
-    With None, JAX selects the accelerator with the process's index on its machine.
+    With None, JAX takes the accelerator with the process's index on its machine under srun and
+    mpirun, and otherwise all.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     return [0] if visible and "," not in visible else None

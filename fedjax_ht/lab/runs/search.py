@@ -196,7 +196,10 @@ def _halved(
             for checkpoints in folders[label].glob("checkpoints*"):
                 shutil.rmtree(checkpoints)
     last = {label: scores_at[at[-1]][label] for label in alive}
-    return SearchResult(max(better_half(last), key=last.__getitem__), scores_at)
+    # the record may have other rounds, of an earlier search
+    return SearchResult(
+        max(better_half(last), key=last.__getitem__), {rounds: scores_at[rounds] for rounds in at}
+    )
 
 
 def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
@@ -374,7 +377,7 @@ def fairly_tuned(
         with once_started():
             write_whole(folder / "sweep.md", table(result) + "\n")
         tell(f"chosen: {result.best}")
-        origin = f"{budget(single, points, halvings)}; searched: {described_space(space)}"
+        origin = f"{budget(single, len(labels), halvings)}; searched: {described_space(space)}"
         tuned.append(preset(result.best, origin, known, on=named))
     config = dataclasses.replace(config, entries=(*known.values(), *tuned))
     return only(config, [entry.label for entry in tuned])

@@ -78,16 +78,25 @@ def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
     """Returns `count` points of a Latin hypercube, which covers each setting's range evenly.
 
     A pure function of its arguments. Values have two significant digits, for readable labels, or
-    as many as keep them in their range.
+    as many as keep them in their range and the points distinct.
     """
     rng = np.random.default_rng(seed)
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
-    return [
-        {key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)
-    ]
+    points: list[Point] = []
+    for i in range(count):
+        digits, point = 2, {}
+        while digits <= MOST_DIGITS and (not point or point in points):
+            point = {key: _value(space[key], shares[key][i], digits) for key in space}
+            digits += 1
+        points.append(point)
+    return points
 
 
-def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
+MOST_DIGITS = 6  # those of :g
+
+
+def _value(values: tuple[str, ...] | SearchRange, share: float, digits: int) -> str:
+    """Returns a value, a number with so many digits, or as many as keep it in its range."""
     if not isinstance(values, SearchRange):
         return values[int(share * len(values))]
     if values.log:
@@ -95,8 +104,8 @@ def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
         number = math.exp(low + share * (high - low))
     else:
         number = values.low + share * (values.high - values.low)
-    for digits in range(2, 7):  # more where two leave the range, up to those of :g
-        text = f"{float(f'{number:.{digits}g}'):g}"
+    for most in range(digits, MOST_DIGITS + 1):
+        text = f"{float(f'{number:.{most}g}'):g}"
         if values.low <= float(text) <= values.high:
             return text
     return repr(number)

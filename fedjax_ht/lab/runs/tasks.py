@@ -269,6 +269,7 @@ def play_tasks(
                 failure = failure or error
     pass_on()
     if failure is not None:
+        cluster.resume()  # a search goes on after some errors
         raise failure
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.runs.compare import components, run_splits
-from fedjax_ht.lab.runs.train import Result
+from fedjax_ht.lab.runs.train import GaveUp, Result
 from tests.runs import config_of
 
 RNG = np.random.default_rng(3)
@@ -58,9 +58,21 @@ def written(config, folder):
 
 def test_every_pair_is_a_cell(tiny_config, tmp_path):
     config = dataclasses.replace(typed_config(config_of(tiny_config)), trials=2)
-    text = run_splits(config, 2, tmp_path, written).markdown()
+    text = run_splits(config, 2, tmp_path, written)[0].markdown()
     assert "| lg_fedavg minus local | -0.50 | 0.00 | 0.00 |" in text
     assert "| local | 65.50 | 7.07 | 0.71 | 0.00 |" in text
+
+
+def test_a_split_in_which_an_entry_gives_up_does_not_stop_the_others(tiny_config, tmp_path):
+    config = dataclasses.replace(typed_config(config_of(tiny_config)), trials=2)
+
+    def run_split(of_split, folder):
+        if of_split.partition.seed == config.partition.seed:
+            raise GaveUp("silence", written(of_split, folder))
+        return written(of_split, folder)
+
+    text, silence = run_splits(config, 2, tmp_path, run_split)
+    assert text == run_splits(config, 2, tmp_path, written)[0] and str(silence) == "silence"
 
 
 @pytest.mark.slow

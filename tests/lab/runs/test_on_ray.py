@@ -52,6 +52,9 @@ class Inline:
     def stop(self):
         self.is_stopping = True
 
+    def resume(self):
+        self.is_stopping = False
+
 
 @pytest.fixture
 def inline(monkeypatch):
@@ -105,7 +108,10 @@ def test_the_first_error_comes_when_the_others_have_stopped(inline):
     with pytest.raises(ValueError, match="no such thing"):
         calls = {name: (task, name) for name in ("good", "bad", "late")}
         play_tasks(inline, calls, notify=print, caught=[], done=done.__setitem__)
-    assert done == {"good": "good"} and inline.is_stopping
+    assert done == {"good": "good"}
+    # a search goes on after some failures
+    play_tasks(inline, {"later": (task, "good")}, notify=print, caught=[], done=done.__setitem__)
+    assert done == {"good": "good", "later": "good"}
 
 
 def test_a_signal_stops_all_tasks(inline):

@@ -59,6 +59,7 @@ def test_draws_are_spread_over_a_range_and_always_the_same():
     assert sorted(float(p["mu"]) for p in points)[0] < 0.13
     assert sum(p["decay"] == "cosine" for p in points) == 4
     assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
+    assert len({p["m"] for p in draw(parse_space(["m=log:0.1:0.4"]), 90)}) == 90
     # two digits of 0.998 would be 1, and of 0.0152 below the range
     for low, high, kind in ((0.9, 0.999, "uniform"), (0.0151, 0.0154, "log")):
         values = [float(p["m"]) for p in draw(parse_space([f"m={kind}:{low}:{high}"]), 10)]
@@ -158,6 +159,18 @@ def test_points_whole_halved_and_stopped_are_the_same(config, tmp_path, monkeypa
     assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
     monkeypatch.setattr(search, "play", None)
     assert run(config, tmp_path / "apart") == apart
+
+
+def test_rungs_of_an_earlier_search_are_not_in_the_result(tmp_path):
+    def train(rounds, folders, done):
+        for label in folders:
+            done(label, [[{"round": rounds, "trial": 0, "val_accuracy": len(label) / 10}]])
+
+    def halved(labels, at):
+        return search._halved(labels, at, tmp_path, train=train, tell=lambda line: None)
+
+    assert halved(["a", "bb"], [1, 2]).scores == {1: {"a": 0.1, "bb": 0.2}, 2: {"bb": 0.2}}
+    assert halved(["a", "bb", "ccc"], [2]).scores == {2: {"a": 0.1, "bb": 0.2, "ccc": 0.3}}
 
 
 def test_points_are_known_by_their_settings(config, tmp_path):

@@ -134,7 +134,9 @@ def test_a_federation_that_does_not_fit_is_the_methods_own_message():
 )
 def test_targets_are_the_tasks(task):
     outputs = 32 if task.name == "per-pixel" else 2
-    federation = fl.make_federation({"a": fl.mlp(outputs, (3,))}, (4, 4, 1), outputs, 3, task=task)
+    federation = fl.make_federation(
+        {"a": fl.mlp(outputs, (3,))}, (4, 4, 1), outputs, num_clients=3, task=task
+    )
     fl.check_method(fl.fedavg(TRAINING), federation)
     with pytest.raises(ValueError, match="compares samples by class"):
         fl.check_method(fl.fedproto(TRAINING), federation)
