@@ -149,7 +149,8 @@ def from_nnx(
       ...     def __call__(self, x):
       ...         return self.classifier(self.dropout(nnx.relu(self.layer(x))))
       >>> models = {f"net{width}": fl.from_nnx(Net, width, head="classifier") for width in (8, 16)}
-      >>> [bucket.feature_dim for bucket in fl.make_federation(models, (6,), 3, 2).buckets]
+      >>> federation = fl.make_federation(models, (6,), 3, num_clients=2)
+      >>> [bucket.feature_dim for bucket in federation.buckets]
       [8, 16]
     """
     if isinstance(make, nnx.Module):
