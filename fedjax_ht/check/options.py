@@ -189,16 +189,18 @@ def wrong_entry(annotation: Any, value: Any) -> tuple[Any, Any] | None:
     form, arguments = get_origin(annotation), get_args(annotation)
     if form in (Union, types.UnionType) and arguments[1:] == (types.NoneType,):
         return wrong_entry(arguments[0], value)
-    if form in (tuple, Sequence) and isinstance(value, tuple | list):
-        entries, entry = enumerate(() if is_named_tuple(type(value)) else value), arguments[0]
+    is_row = isinstance(value, tuple | list) and not is_named_tuple(type(value))
+    if form in (tuple, Sequence) and is_row:
+        entries, entry = enumerate(value), arguments[0]
     elif form is Mapping and isinstance(value, Mapping):
         entries, entry = value.items(), arguments[1]
     else:
         return None
-    if not is_kind(entry):
-        return None
-    wrong = [key for key, found in entries if not allows(entry, found)]
-    return (wrong[0], entry) if wrong else None
+    if is_kind(entry):
+        for key, found in entries:
+            if not allows(entry, found):
+                return key, entry
+    return None
 
 
 def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:

@@ -172,11 +172,12 @@ def _grid(
     max_bytes = dict.fromkeys(requests, vector_bytes + SHARE_BYTES * len(requests))
 
     def send_and_receive(messages: list[Message], timeout: float) -> list[Message]:
-        sent, replies, trains = {}, [], False
+        sent, replies, trains, stage = {}, [], False, ""
         for message in messages:
             node = message.metadata.dst_node_id
             configs = message.content.config_records[RECORD_KEY_CONFIGS]
-            trains = configs[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS
+            stage = configs[Key.STAGE]  # the same in all messages
+            trains = stage == Stage.COLLECT_MASKED_VECTORS
             request = requests[node] if trains else Envelope({"kind": "train"}, {})
             sent[node] = with_stage(request, configs)
         received = link.exchange(sent, max_bytes, timeout)
@@ -184,6 +185,7 @@ def _grid(
             node = message.metadata.dst_node_id
             try:
                 header, configs = _read_stage(received.get(node, "no answer"))
+                _check_form(configs, stage)
                 if trains:
                     _check_vector(configs, length)
                     if problem := problem_of(node, header):
@@ -215,9 +217,27 @@ def _read_stage(reply: Envelope | str) -> tuple[dict[str, Any], ConfigRecord]:
     return plain.header, configs
 
 
+FORMS: dict[str, dict[str, type]] = {
+    Stage.SETUP: {Key.PUBLIC_KEY_1: bytes, Key.PUBLIC_KEY_2: bytes},
+    Stage.SHARE_KEYS: {Key.DESTINATION_LIST: int, Key.CIPHERTEXT_LIST: bytes},
+    Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: bytes},
+    Stage.UNMASK: {Key.NODE_ID_LIST: int, Key.SHARE_LIST: bytes},
+}
+"""Stage -> the values that Flower reads from replies: one of a kind in the first, else lists."""
+
+
+def _check_form(configs: Mapping[str, Any], stage: str) -> None:
+    """Rejects a reply without the values of its stage: Flower's error would cost the whole sum."""
+    for name, kind in FORMS[stage].items():
+        value = configs.get(name)
+        values = [value] if stage == Stage.SETUP else value
+        if not isinstance(values, list) or not all(isinstance(x, kind) for x in values):
+            raise ValueError(f"{name} in its reply is missing or invalid")
+
+
 def _check_vector(configs: Mapping[str, Any], length: int) -> None:
-    """Rejects a masked vector, and its factor before it, of another length: Flower just adds."""
-    parts = configs.get(Key.MASKED_PARAMETERS, [])
+    """Rejects a masked vector, or the factor before it, of a length that Flower would broadcast."""
+    parts = configs[Key.MASKED_PARAMETERS]
     shapes = [bytes_to_ndarray(part).shape for part in parts]
     if shapes != [(1,), (length,)]:
         raise ValueError(f"its masked vector has the shapes {shapes}, not [(1,), ({length},)]")

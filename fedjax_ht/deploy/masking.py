@@ -86,7 +86,7 @@ def without_stage(envelope: Envelope) -> tuple[Envelope, ConfigRecord]:
                 array = arrays.pop(f"{STAGE}/{name}/{i}")
                 is_vector = name == Key.MASKED_PARAMETERS
                 if is_vector and (array.ndim != 1 or array.dtype != np.int64):
-                    raise ValueError(f"{array.dtype} {list(array.shape)} in place of a vector")
+                    raise TypeError(f"{array.dtype} {list(array.shape)} in place of a vector")
                 strings.append(ndarray_to_bytes(array) if is_vector else array.tobytes())
             configs[name] = strings[0] if count is None else strings
         # Flower rejects values of other types

@@ -330,8 +330,8 @@ def _play_until_replies(
 ) -> tuple[Cohort, dict[int, ClientReply]]:
     """Retries a round until a client takes part.
 
-    The draw depends on the seed and the reachable clients alone, so a retry leaves out the clients
-    that failed before, if there are others.
+    Within a round the draw depends on the reachable clients alone, so a retry leaves out the
+    clients that failed before. If too few others remain to ask any, it asks all again.
 
     Returns:
       The clients that were asked, and {client id: reply} with at least one client.
@@ -343,7 +343,7 @@ def _play_until_replies(
         drawn, replies = _try_round(server, state, others or reachable)
         if replies:
             return drawn, replies
-        failed.update(drawn.ids.tolist())
+        failed = failed | set(drawn.ids.tolist()) if len(drawn.ids) else set()
         tries += 1
         problem = f"round {state.round + 1}: no client took part, so the round does not count"
         if give_up and tries >= give_up:

@@ -19,8 +19,8 @@ Settled here:
 * Sigma gets a share of tr(Sigma)/K on its diagonal. Without it, as in the code, Sigma is singular
   if a feature is dead or N <= K. With a single sample, or within classes of one sample each, Sigma
   is the identity.
-* The server solves for mu_c - mu instead of mu_c. The scores of a sample differ by the same number
-  for all classes.
+* The server solves for mu_c - mu instead of mu_c. This changes all scores of a sample by the same
+  number, and so no prediction.
 * A class that nobody has is ruled out; in the code its row is NaN, which wins.
 * The sum of all features is not sent, since it is that of the class sums.
 * The second round, in which clients train their own models towards the class means, is not here.
@@ -62,18 +62,18 @@ def fedcgs(
         present, counts = total.counts > 0.5, jnp.maximum(total.counts, 1)
         sums = jnp.where(present[:, None], total.by_class, 0)
         means, number = sums / counts[:, None], jnp.sum(counts, where=present)
-        overall = sums.sum(0) / jnp.maximum(number, 1)
+        whole = sums.sum(0)
+        overall = whole / jnp.maximum(number, 1)
         if covariance == "within":
             scatter = total.second - jnp.matmul(sums.T, means, precision="highest")
             freedom = number - present.sum()
         else:
-            whole = sums.sum(0)
             scatter = total.second - jnp.outer(whole, whole) / jnp.maximum(number, 1)
             freedom = number - 1
         # Without two samples to compare, Sigma is rounding; the identity takes the nearest mean.
         spread = scatter / jnp.maximum(freedom, 1)
-        # The same predictions as by means alone: their common part adds as much to each class's
-        # score, and float32 would lose the differences behind it.
+        # What the means share adds the same to every class's score, and would cost float32 the
+        # digits of the differences.
         apart = jnp.where(present[:, None], means - overall, 0)
         kernel = solve(jnp.where(freedom > 0, spread, jnp.eye(len(spread))), apart.T, shrinkage)
         everywhere = jnp.maximum(total.all_counts, 1)

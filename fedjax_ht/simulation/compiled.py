@@ -18,7 +18,15 @@ from fedjax_ht.core.contract import one_line, public_bytes
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
-from fedjax_ht.core.mesh import collect, fetch, free_bytes, scatter, share, spread
+from fedjax_ht.core.mesh import (
+    collect,
+    fetch,
+    free_bytes,
+    in_one_memory,
+    scatter,
+    share,
+    spread,
+)
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Participant, RunServer
 from fedjax_ht.core.trees import PyTree, join_trees, take
@@ -112,6 +120,8 @@ def first_state(program: Program) -> SimulationState:
     needed = sum(
         len(program.clients[name].roster.members) * bytes_of(form) for name, form in forms.items()
     )
+    if in_one_memory(program.mesh):  # all are on one device
+        needed //= program.mesh.size
     _require_memory(
         program, needed, "late uploads", "set devices_profile.late to 'lost', or use fewer clients"
     )

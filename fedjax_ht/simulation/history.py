@@ -120,7 +120,7 @@ def run(
       state: the last state of an earlier run, to resume from; it is copied and stays valid.
       history: the rows of that earlier run; without them `simulated_clock` starts at 0.
       eval_every: rounds between evaluations; the untrained federation and round `rounds` always
-        have one. A run that ends before may end without one.
+        have one. A run that stops earlier may lack a last one.
       patience: evaluations without a new best score after which to stop, or None. Scores are those
         on validation sets if there are any, else on test sets.
       progress_fn: called with each new row.
@@ -165,7 +165,7 @@ def run(
         ending=Ending(patience, give_up),
         progress_fn=watched,
         after_round=after_round and (lambda states, runs: after_round(states[0], runs[0])),
-        only=None if only is None else np.asarray(only),
+        only=None if only is None else np.asarray(only, int),
         score_every=score_every,
     )
     return state, rows

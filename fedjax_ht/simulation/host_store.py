@@ -78,7 +78,7 @@ def host_store(mesh: Mesh) -> ClientStore:
 def _consumed(stored: PyTree) -> PyTree:
     """Returns new views of the states, which changed in place; the old ones become read-only.
 
-    A simulation rejects a state with read-only arrays, as it does one with donated buffers.
+    Its simulation rejects a state with read-only arrays, as it does one with donated buffers.
     """
     views = jax.tree.map(lambda x: x.view(), stored)
     for x in jax.tree.leaves(stored):

@@ -168,7 +168,7 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
     """
     spans = list(spans)
     for span in spans:
-        if np.shape(span) != (3,) or np.asarray(span).dtype.kind not in "iu":
+        if len(span) != 3 or not all(isinstance(n, int | np.integer) for n in span):
             raise ValueError(
                 f"a span is {short(span)}; it must be (client, first round, last round), integers"
             )

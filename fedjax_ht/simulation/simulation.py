@@ -267,13 +267,10 @@ def state_check(program: Program) -> Callable[[Any], None]:
 
 def _is_consumed(state: SimulationState, in_place: bool) -> bool:
     """Returns whether a later state has a state's memory; `in_place` as in `host_store`."""
-
-    def is_consumed(x: Any) -> bool:
-        if isinstance(x, np.ndarray):
-            return in_place and not x.flags.writeable
-        return isinstance(x, jax.Array) and x.is_deleted()
-
-    return any(map(is_consumed, jax.tree.leaves((state.server, state.clients))))
+    stored = [x for x in jax.tree.leaves(state.clients) if isinstance(x, np.ndarray)]
+    if in_place and not all(x.flags.writeable for x in stored):
+        return True
+    return any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(state))
 
 
 def _expected_forms(program: Program) -> tuple[Any, dict[str, Any]]:
@@ -336,11 +333,11 @@ def smallest_batch(training: LocalTraining, num_samples: np.ndarray) -> np.ndarr
 
 def attack_notes(attack: Attack, num_clients: int) -> list[str]:
     """Returns a warning if an attack is set by which no client attacks."""
-    share = f"attack.share is {attack.share:g}"
     if attack.kind is None and attack.share:
-        return [f"{share}, but attack.kind is not set: no client attacks"]
+        return [f"attack.share is {attack.share:g}, but attack.kind is not set: no client attacks"]
     if attack.kind is not None and attack.share * num_clients < 0.5:
-        return [f"attack.kind is {attack.kind}, but {share} of {num_clients} clients: none attacks"]
+        few = f"attack.share {attack.share:g} of {num_clients} clients rounds to 0"
+        return [f"attack.kind is {attack.kind}, but {few}: no client attacks"]
     return []
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -276,6 +277,23 @@ def test_a_client_that_always_fails_ends_no_run_of_others(tmp_path, monkeypatch)
 
     rows = serve(make_plan(config), tmp_path / "run", transport(sites, fails))
     assert len(asked) == 2 and rows[-1]["arrived"] == 1
+
+
+def test_a_group_that_fails_once_is_asked_again(monkeypatch):
+    """With sums, the others alone may be too few to ask any."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+    everyone, asked = {i: {} for i in range(5)}, []
+
+    def try_round(server, state, headers):
+        asked.append([i for i in (0, 1, 2) if set(range(3)) <= set(headers)])
+        return SimpleNamespace(ids=np.array(asked[-1], int)), {0: None} if len(asked) == 3 else {}
+
+    monkeypatch.setattr(rounds, "_await_clients", lambda *_: everyone)
+    monkeypatch.setattr(rounds, "_try_round", try_round)
+    plan = SimpleNamespace(config=SimpleNamespace(give_up=4))
+    server = SimpleNamespace(plan=plan, transport=SimpleNamespace(tell=print))
+    rounds._play_until_replies(server, SimpleNamespace(round=0))
+    assert asked == [[0, 1, 2], [], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(

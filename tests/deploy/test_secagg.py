@@ -194,13 +194,20 @@ def _reshaped(reply: Envelope, shape: tuple) -> Envelope:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda reply: with_stage(Envelope(reply.header, {}), {}), r"has the shapes \[\], not"),
+        (
+            lambda reply: with_stage(Envelope(reply.header, {}), {}),
+            "in its reply is missing or inv",
+        ),
+        (
+            lambda reply: with_stage(Envelope(reply.header, {}), {Key.MASKED_PARAMETERS: ["a"]}),
+            "in its reply is missing or invalid",
+        ),
         (lambda reply: _reshaped(reply, (SIZE + 1,)), f"has the shapes .* not .*{SIZE},"),
         (lambda reply: _reshaped(reply, (1,)), f"has the shapes .* not .*{SIZE},"),
         (lambda reply: _reshaped(reply, (SIZE, 1)), r"int64 \[.*, 1\] in place of a vector"),
         (lambda reply: reply._replace(header=reply.header | {"finite": "yes"}), "not a bool"),
     ],
-    ids=["none", "longer", "shorter", "column", "header"],
+    ids=["none", "strings", "longer", "shorter", "column", "header"],
 )
 def test_the_sum_skips_a_client_with_a_bad_vector_or_header(monkeypatch, change, message):
     """NumPy would add a column to a vector by broadcasting, to a matrix that fills the memory."""
@@ -220,11 +227,26 @@ def test_the_sum_skips_a_client_with_a_bad_vector_or_header(monkeypatch, change,
     assert re.search(message, result.lost[NODES[1]]) and len(result.lost) == 1
 
 
+@pytest.mark.parametrize("stage", [Stage.SETUP, Stage.SHARE_KEYS, Stage.UNMASK])
+def test_a_reply_without_the_values_of_its_stage_is_lost(monkeypatch, stage):
+    sent = vectors()
+    link, _ = local_link(monkeypatch, sent)
+
+    def changed(node, now, reply):
+        return with_stage(Envelope({}, {}), {}) if (node, now) == (NODES[1], stage) else reply
+
+    link.changed = changed
+    result = summed(link)
+    in_sum = [0, 1, 2, 3] if stage == Stage.UNMASK else [0, 2, 3]
+    np.testing.assert_allclose(result.total, sent[in_sum].sum(0), atol=4 * STEP)
+
+
 def test_bad_shares_cost_the_sum_and_not_the_run(monkeypatch):
     link, _ = local_link(monkeypatch, vectors())
     link.lost = lambda node, stage: node == NODES[0] and stage == Stage.COLLECT_MASKED_VECTORS
+    wrong = {Key.NODE_ID_LIST: NODES[:4], Key.SHARE_LIST: [b"a"] * 4}
     link.changed = lambda node, stage, reply: (
-        with_stage(Envelope({}, {}), {}) if stage == Stage.UNMASK and node == NODES[1] else reply
+        with_stage(Envelope({}, {}), wrong) if stage == Stage.UNMASK else reply
     )
     result = summed(link)
     assert isinstance(result.total, str) and "Error: " in result.total and "\n" not in result.total

@@ -297,8 +297,8 @@ class Raised(nn.Module):
         return nn.relu(nn.Dense(WIDTH)(x.reshape(len(x), -1))) + 30.0
 
 
-@pytest.mark.parametrize("kind", ["fedcgs", "fedcgs, within"])
-def test_the_common_part_of_features_costs_no_digits(kind):
+def test_the_common_part_of_features_costs_no_digits():
+    kind = "fedcgs"
     federation, y = of_models(SplitModel(Raised(), Linear(CLASSES))), dataset().labels
     simulation = simulated(MAKERS[kind](TRAINING), splits()["pooled"], federation)
     server = after(simulation, EVERYONE)[0][-1].server

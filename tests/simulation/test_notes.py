@@ -217,8 +217,8 @@ def test_a_run_warns_at_its_caller():
     [
         (Attack(), None),
         (Attack("noise", 0.3), None),
-        (Attack("noise", 0.04), "attack.kind is noise, but attack.share is 0.04 of 10 clients"),
-        (Attack("noise"), "attack.kind is noise, but attack.share is 0 of 10 clients"),
+        (Attack("noise", 0.04), "attack.kind is noise, but attack.share 0.04 of 10 clients"),
+        (Attack("noise"), "attack.kind is noise, but attack.share 0 of 10 clients"),
         (Attack(share=0.3), "attack.share is 0.3, but attack.kind is not set"),
     ],
 )

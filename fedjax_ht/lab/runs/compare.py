@@ -167,7 +167,8 @@ def run_splits(
       run_split: runs the comparison of a config in a folder.
 
     Returns:
-      The table of their spread, and the first `GaveUp` of a split, after which others still run.
+      The table of their spread; and the first split's `GaveUp`, or None. Later splits run
+      nevertheless.
     """
     first, scores, score, silence = config.partition.seed, [], ACCURACY, None
     for seed in range(first, first + splits):

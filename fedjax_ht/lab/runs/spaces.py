@@ -74,6 +74,9 @@ def grid(space: Space) -> list[Point]:
     return [dict(zip(space, values)) for values in itertools.product(*choices)]
 
 
+MOST_DIGITS = 6  # those of :g
+
+
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
     """Returns `count` points of a Latin hypercube, which covers each setting's range evenly.
 
@@ -84,15 +87,13 @@ def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
     points: list[Point] = []
     for i in range(count):
-        digits, point = 2, {}
-        while digits <= MOST_DIGITS and (not point or point in points):
+        point: Point = {}
+        for digits in range(2, MOST_DIGITS + 1):
             point = {key: _value(space[key], shares[key][i], digits) for key in space}
-            digits += 1
+            if point not in points:
+                break
         points.append(point)
     return points
-
-
-MOST_DIGITS = 6  # those of :g
 
 
 def _value(values: tuple[str, ...] | SearchRange, share: float, digits: int) -> str:
@@ -140,7 +141,8 @@ def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
       method: name of the method.
       config: the config of the comparison; its learning rate is the middle of the range.
       recipe: fields of `training` with their values or ranges, the same for all methods. They
-        precede a method's own options, so that all methods have the same draws of them.
+        precede a method's own options, so that all methods have the same draws of them, up to
+        rounding.
 
     Raises:
       ValueError: a setting of the recipe is not a field of `training`.

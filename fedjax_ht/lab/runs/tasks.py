@@ -245,6 +245,7 @@ def play_tasks(
     Raises:
       Exception: the first error of a task, after the others have saved and stopped.
     """
+    cluster.resume()  # a search goes on after some errors
     waiting = {cluster.submit(*call): key for key, call in calls.items()}
     failure: Exception | None = None
     is_stopping = False
@@ -269,7 +270,6 @@ def play_tasks(
                 failure = failure or error
     pass_on()
     if failure is not None:
-        cluster.resume()  # a search goes on after some errors
         raise failure
 
 

@@ -125,7 +125,7 @@ def train_model(
       `gather_features`, class sums of the features.
     """
     if (put is None) != (trained is None) or not (put is None or part is None):
-        raise ValueError("give train_model trained and put together, and then no part")
+        raise ValueError("train_model takes trained and put together, and no part beside them")
     params = client["params"]
     if put is None:
         trained = params if part is None else params[part]

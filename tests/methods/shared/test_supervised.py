@@ -32,5 +32,5 @@ def test_a_part_trains_alone_under_a_penalty_of_its_own_parameters():
         {"put": large},
         {"part": "head", "trained": 1, "put": large},
     ):
-        with pytest.raises(ValueError, match="give train_model trained and put together"):
+        with pytest.raises(ValueError, match="train_model takes trained and put together"):
             fl.train_model(recipe, bucket, client, data, ctx, **wrong)
