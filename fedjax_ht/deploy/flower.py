@@ -176,7 +176,7 @@ def _grid(
         for message in messages:
             node = message.metadata.dst_node_id
             configs = message.content.config_records[RECORD_KEY_CONFIGS]
-            stage = configs[Key.STAGE]  # the same in all messages
+            stage = str(configs[Key.STAGE])  # the same in all messages
             trains = stage == Stage.COLLECT_MASKED_VECTORS
             request = requests[node] if trains else Envelope({"kind": "train"}, {})
             sent[node] = with_stage(request, configs)
