@@ -165,7 +165,7 @@ def run(
         ending=Ending(patience, give_up),
         progress_fn=watched,
         after_round=after_round and (lambda states, runs: after_round(states[0], runs[0])),
-        only=None if only is None else np.asarray(only, int),
+        only=None if only is None else np.asarray(only),
         score_every=score_every,
     )
     return state, rows

@@ -160,6 +160,9 @@ def summing_server(config, sites, folder):
         for i, request in requests.items():
             masked = request._replace(header=request.header | {"masked": True})
             reply = answer(homes[i], masked)
+            assert problem_of(i, reply.header) == ""
+            bad = problem_of(i, reply.header | {"metrics": None})
+            assert bad == "'metrics' in its header is missing or invalid"
             replies[i] = Envelope(reply.header, {})
             vectors[i] = reply.arrays["vector"].astype(float)
         totals = {}

@@ -160,6 +160,8 @@ def test_an_object_in_the_wrong_place_is_one_line(call, message):
             "history has 1 rows, but its state is missing; give both, as returned",
         ),
         ({"only": [9]}, "only has ids from 9 to 9; they must be from 0 to 7"),
+        ({"only": [True] * 8}, "only has bool [8]; it must be a list of integer client ids"),
+        ({"only": [0.5]}, "only has float64 [1]; it must be a list of integer client ids"),
         (
             {"history": [ROW | {"round": 3}], "state": "new"},
             "history ends with round 3, but state is",
