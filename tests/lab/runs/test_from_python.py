@@ -111,7 +111,7 @@ def test_methods_run_beside_the_entries_of_compare():
         ({"dataset": [1, 2]}, {}, r"dataset is \[1, 2\]; it must be a fl\.Dataset"),
         ({"models": [nn.Dense(2)]}, {}, "models is a list; it must be a dict, name -> a Flax"),
         ({"methods": {}}, {}, "methods is empty; omit it, or give one"),
-        ({"methods": {"a": fl.local}}, {}, "methods is a dict; it must be a dict, name"),
+        ({"methods": {"a": fl.local}}, {}, r"methods\['a'\] is the function local; it must be a"),
         ({"methods": {"../a": fl.local(RECIPE)}}, {}, "methods has the name '../a'; it must be"),
         ({"dataset": TABLE}, {"dataset.label": "x"}, r"dataset\.label is 'x', which is not read"),
         ({"models": PAIR}, {"model.feature_dim": 8}, r"model\.feature_dim is 8, which is not read"),
