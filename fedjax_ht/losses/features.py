@@ -148,7 +148,7 @@ def adaptive_margin(
     centres = jnp.where(present[:, None], centres, 0)
     pairs = present[:, None] & present[None, :] & ~jnp.eye(len(centres), dtype=bool)
     # Direct differences: the expanded square would lose the digits of near neighbours.
-    distances = jnp.sqrt(jnp.sum((centres[:, None] - centres[None]) ** 2, -1))
+    distances = safe_norm(jnp.sum((centres[:, None] - centres[None]) ** 2, -1))
     if rule == "paper":
         margin = jnp.max(jnp.where(pairs, distances, 0))
     else:

@@ -117,6 +117,10 @@ def head_shares(
       float32 [P, P], row i the shares a of client i.
     """
     rows = jnp.where(valid[:, None], rows, 0)
+    # What all rows share cancels on the simplex. It would take the digits of their differences, and
+    # make the steps too short to arrive.
+    centre = rows.sum(0) / jnp.maximum(valid.sum(), 1)
+    rows = jnp.where(valid[:, None], rows - centre, 0)
     products = rows @ rows.T
     quadratic = products + jnp.diag(jnp.where(valid, variances, 0))
     # Gershgorin's bound of the largest eigenvalue: the slope 2 (a M - G_i) has twice that.

@@ -119,6 +119,13 @@ def test_adaptive_margin_keeps_the_digits_of_near_neighbours():
     np.testing.assert_allclose(margin_of(centres, np.ones(2, bool), 100.0), gap, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["paper", "released"])
+def test_gradients_of_the_adaptive_margin_are_finite(rule):
+    """The distance of a centre to itself is among them."""
+    centres = np.random.default_rng(3).normal(size=(C, K)).astype(np.float32)
+    assert np.isfinite(jax.grad(margin_of)(centres, np.ones(C, bool), 100.0, rule)).all()
+
+
 @pytest.mark.parametrize("margin", [0.0, 2.5])
 def test_margin_contrastive_equals_the_reference(margin):
     slow = contrastive.margin_contrastive

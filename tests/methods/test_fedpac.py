@@ -57,12 +57,13 @@ def test_a_client_trains_its_head_and_then_the_extractor():
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("scale", [0.01, 30.0])
-def test_shares_are_the_optima_of_the_quadratic_programs(scale, scaled):
-    """Some clients are like each other, some alone; two rows do not count."""
+@pytest.mark.parametrize(("scale", "common"), [(0.01, 0), (30.0, 0), (1.0, 100.0)])
+def test_shares_are_the_optima_of_the_quadratic_programs(scale, common, scaled):
+    """Some clients are like each other, some alone, all may be far from 0; two rows do not
+    count."""
     rng = np.random.default_rng(3)
     centres = scale * rng.normal(size=(2, C * K))
-    h = np.concatenate([centres[[0, 0, 0, 1]] + 0.3 * scale * rng.normal(size=(4, C * K))])
+    h = common + centres[[0, 0, 0, 1]] + 0.3 * scale * rng.normal(size=(4, C * K))
     variances = scale**2 * rng.uniform(0.05, 2, 4)
     rows = np.insert(h, [1, 4], np.nan, axis=0).astype(np.float32)
     valid = np.array([True, False, True, True, True, False])
