@@ -72,7 +72,8 @@ class Description:
         if self.features:
             first.append(f"features {listed(self.features, _MOST)}")
         first += [part for part in (self.scaling, *self.converted) if part]
-        column = f" by column {self.label!r}" if self.label else ""
+        plural = "s" if ", " in self.label else ""
+        column = f" by column{plural} {self.label!r}" if self.label else ""
         number = f"{len(self.classes)} {self.grouped}"
         if number == "1 classes":
             number = "1 class"

@@ -129,7 +129,11 @@ def table_raw(
         ]
         samples = _samples(roles, features, table)
     # without a header, the columns' names are made up
-    known = {"label": roles.label, "features": roles.features} if table.roles is None else {}
+    known = (
+        {"label": ", ".join(roles.targets) or roles.label, "features": roles.features}
+        if table.roles is None
+        else {}
+    )
     return Raw(
         samples.inputs,
         labels,

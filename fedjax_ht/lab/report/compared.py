@@ -17,7 +17,7 @@ from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.report.rows import are_evaluated, score_in
-from fedjax_ht.lab.report.statistics import best_scores, lead_of, means_of
+from fedjax_ht.lab.report.statistics import Difference, best_scores, lead_of, listed, means_of
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
 from fedjax_ht.lab.runs.folder import flatten, naming, read_json, write_json
 from fedjax_ht.lab.runs.identity import SHA, Identity, differences, read_identity, some
@@ -32,8 +32,8 @@ LEVEL = 0.5
 def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     """States the result of equal rows in a sentence, by the best rounds.
 
-    It compares the best entry with the baseline, or with the next best if the baseline is the best.
-    "" if an entry has no score.
+    It compares the best entry with the baseline. If that is the best, it is compared with the next
+    best, and entries that it does not lead are named. "" if an entry has no score.
     """
     scores, score = best_scores(histories), score_in(histories)
     means = means_of(scores)
@@ -53,8 +53,13 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
         return f"{best} and {beside} are {state}: {value}, {ahead}{lead.evidence(score)}."
     if beside == baseline or len(means) == 2:
         return f"{best} is ahead of {beside} by {points}{score.points}, {lead.evidence(score)}."
-    others = f"all others, and of {beside} by {points}{score.points}"
-    return f"{best} is ahead of {others}, {lead.evidence(score)}."
+    leads, of_next = leads_of(best, histories), f"of {beside} by {points}{score.points}"
+    if unclear := [label for label, other in leads.items() if not other.leads]:
+        return (
+            f"{best} is ahead {of_next}, {lead.evidence(score)}, and not told apart from "
+            f"{listed(unclear)}."
+        )
+    return f"{best} is ahead of all others, and {of_next}, {lead.evidence(score)}."
 
 
 def reached(histories: Mapping[str, Runs]) -> str:
@@ -84,13 +89,18 @@ def ranking(histories: Mapping[str, Runs]) -> list[str]:
 
 
 def winner(histories: Mapping[str, Runs]) -> str | None:
-    """Returns the best entry if it leads the next best; else None."""
+    """Returns the best entry if it leads all others; else None."""
     if len(histories) < 2:
         return None
-    scores = best_scores(histories)
-    best, next_best = ranking(histories)[:2]
-    lead = lead_of(scores[best], scores[next_best], score_in(histories))
-    return best if lead.leads else None
+    best = ranking(histories)[0]
+    return best if all(lead.leads for lead in leads_of(best, histories).values()) else None
+
+
+def leads_of(label: str, histories: Mapping[str, Runs]) -> dict[str, Difference]:
+    """Returns the lead of an entry over each of the others, by their labels."""
+    scores, score = best_scores(histories), score_in(histories)
+    others = {other: values for other, values in scores.items() if other != label}
+    return {other: lead_of(scores[label], values, score) for other, values in others.items()}
 
 
 MOST_NAMED = 2
@@ -271,9 +281,10 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
       rounds: label -> number of rounds that the entry has completed.
     """
     first = next(iter(identities.values()))
+    kind, seeds = first.split["kind"], split_seeds(first.split, first.trials)
     texts = {
         "data": f"data {first.data['name']}{_sum(first.data)}",
-        "split": f"split {first.split['kind']} of seed {first.split['seed']}{_sum(first.split)}",
+        "split": f"split {kind} of {seeds}{_sum(first.split)}",
         "models": f"models {first.models['group']}",
         "training": "training",
         "options": "the federation's options",
@@ -293,6 +304,19 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
     equal = [text for part, text in texts.items() if text and part not in parts]
     sentence = f"All rows share {', '.join(equal)}"
     return f"{sentence}; they differ in {', '.join(other.values())}." if other else f"{sentence}."
+
+
+def split_seeds(split: Mapping[str, Any], trials: int) -> str:
+    """Names the seeds of a run's splits: "seed 1", or "seeds 1 to 3, one a trial".
+
+    Args:
+      split: fields of `config.partition`.
+      trials: number of trials.
+    """
+    first = split["seed"]
+    if split["per_trial"] and trials > 1:
+        return f"seeds {first} to {first + trials - 1}, one a trial"
+    return f"seed {first}"
 
 
 def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -299,15 +299,19 @@ def write_plots(
 
 
 def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
-    """Draws every client's accuracy at the entry's best round, averaged over trials.
+    """Draws every client's accuracy at the entry's best round.
 
-    Clients are ordered by the first entry's accuracy. If there are too many to show separately,
-    each entry's own clients are ordered from worst to best.
+    Clients are ordered by the first entry's accuracy. If there are several trials, whose splits may
+    differ, or too many clients to show separately, each entry's own clients of all trials are
+    ordered from worst to best.
     """
-    values = {name: mean_of_clients(runs) for name, runs in histories.items()}
-    first, score = next(iter(values.values())), score_in(histories)
+    score, values = score_in(histories), {}
+    for name, runs in histories.items():
+        values[name] = np.concatenate([scores_of_clients(history, score) for history in runs])
+    first = next(iter(values.values()))
     order = np.argsort(np.nan_to_num(score.sign * first, nan=-np.inf), kind="stable")
-    one_by_one = len(first) <= ROOM and all(len(x) == len(first) for x in values.values())
+    is_small = len(first) <= ROOM and all(len(x) == len(first) for x in values.values())
+    one_by_one = is_small and all(len(runs) == 1 for runs in histories.values())
     width = max(8.4, 0.22 * len(order) + 2) if one_by_one else 8.4
     figure, axes = subplots(figsize=(min(WIDE, width), 4))
     looks = styles(values)
@@ -322,7 +326,7 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
         every = max(1, len(ordered) // MARKS)
         axes.plot(share, ordered, label=label, ms=4, lw=1.5, markevery=every, **looks[name])
     if one_by_one:
-        ids = evaluated_ids(next(iter(histories.values())))
+        ids = evaluated_ids(next(iter(histories.values()))[0])
         axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
     axes.set_xlabel("client id" if one_by_one else "clients, from worst to best (%)")
     axes.set_ylabel(axis_label(score, AT_BEST))
@@ -332,15 +336,15 @@ def client_accuracy(histories: Mapping[str, Runs]) -> Figure:
 
 
 def client_spread(histories: Mapping[str, Runs]) -> Figure:
-    """Draws the spread of accuracy over clients at the entry's best round, averaged over trials.
+    """Draws the spread of accuracy over the clients of all trials at the entry's best round.
 
     A box spans the quartiles with the median, whiskers reach to the furthest client within 1.5 box
     heights, other clients are dots, and the mean is a triangle.
     """
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
-    boxes = []
+    score, boxes = score_in(histories), []
     for runs in histories.values():
-        accuracy = mean_of_clients(runs)
+        accuracy = np.concatenate([scores_of_clients(history, score) for history in runs])
         boxes.append(accuracy[~np.isnan(accuracy)])
     # Grey, since in the other figures each colour belongs to an entry.
     grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}
@@ -354,27 +358,23 @@ def client_spread(histories: Mapping[str, Runs]) -> Figure:
         meanprops={"marker": "^", **grey},
     )
     axes.invert_yaxis()  # the first entry on top
-    axes.set(xlabel=axis_label(score_in(histories), " of a client at the best round"))
+    axes.set(xlabel=axis_label(score, " of a client at the best round"))
     axes.grid(alpha=0.3, axis="x")
     return figure
 
 
-def evaluated_ids(runs: Runs) -> Sequence[int]:
-    """Returns the ids of the evaluated clients, the same in all runs of an entry."""
-    row = best(runs[0]).on_test
+def evaluated_ids(history: History) -> Sequence[int]:
+    """Returns the ids of the evaluated clients."""
+    row = best(history).on_test
     return row.get("client_ids", range(len(row["clients"])))
 
 
-def mean_of_clients(runs: Runs) -> np.ndarray:
-    """Returns each evaluated client's score at the best round, averaged over runs.
+def scores_of_clients(history: History, score: Score) -> np.ndarray:
+    """Returns each evaluated client's score at the best round of a run, float [clients].
 
     Shares are in percent; clients without a score have NaN.
     """
-    scores = [np.array(best(history).on_test["clients"], np.float64) for history in runs]
-    counts = np.sum(~np.isnan(scores), axis=0)
-    # nanmean would warn about clients without a score in any trial.
-    factor = score_in({"": runs}).factor
-    return np.where(counts > 0, factor * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
+    return score.factor * np.array(best(history).on_test["clients"], np.float64)
 
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:

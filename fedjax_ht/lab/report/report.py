@@ -25,16 +25,17 @@ from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
 from fedjax_ht.lab.report.bad_clients import in_rounds, named, troubles
-from fedjax_ht.lab.report.compared import Compared, Page, differing, unequal_lines
+from fedjax_ht.lab.report.compared import Compared, Page, differing, split_seeds, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.maps import load_map, one_space
-from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, mean_of_clients
+from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, scores_of_clients
 from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, seconds_of
 from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.environment import lines as environment_lines
+from fedjax_ht.lab.runs.folder import flatten
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.history import merged
@@ -96,27 +97,32 @@ def collapsed(runs: Runs) -> Iterator[str]:
 def far_clients(runs: Runs) -> Iterator[str]:
     """Yields messages about clients far below, and far above, the quartiles of all clients.
 
-    It compares scores at the best round.
+    It compares the scores at the best round of each trial.
     """
-    accuracy, score = mean_of_clients(runs), score_in({"": runs})
-    if np.isnan(accuracy).all():
-        return
-    low, high = np.nanquantile(accuracy, [0.25, 0.75])
-    reach = max(FAR * (high - low), LEAST_POINTS if score.is_share else 0)
-    ids, form = evaluated_ids(runs), ".0f" if score.is_share else score.short
-    for distance, end in ((low - accuracy, "lower"), (accuracy - high, "higher")):
-        order = np.argsort(-distance, kind="stable").tolist()
-        far = [f"{ids[i]} ({accuracy[i]:{form}}{score.unit})" for i in order if distance[i] > reach]
-        if far:
-            yield f"far {end} {score.name} than the others: {named(far, MOST_NAMED)}"
+    score = score_in({"": runs})
+    form, least = (".0f", LEAST_POINTS) if score.is_share else (score.short, 0)
+    for history in runs:
+        accuracy, ids = scores_of_clients(history, score), evaluated_ids(history)
+        if np.isnan(accuracy).all():
+            continue
+        place = f" in trial {history[0]['trial']}" if len(runs) > 1 else ""
+        low, high = np.nanquantile(accuracy, [0.25, 0.75])
+        reach = max(FAR * (high - low), least)
+        for distance, end in ((low - accuracy, "lower"), (accuracy - high, "higher")):
+            far = []
+            for i in np.argsort(-distance, kind="stable").tolist():
+                if distance[i] > reach:
+                    far.append(f"{ids[i]} ({accuracy[i]:{form}}{score.unit})")
+            if far:
+                yield f"far {end} {score.name} than the others{place}: {named(far, MOST_NAMED)}"
 
 
 def falls(runs: Runs) -> Iterator[str]:
     """Yields a message if the last round is far below the best, on average over runs."""
     drops, score = [], score_in({"": runs})
     for history in runs:
-        scores = values(history, score.key) if score.is_share else []
-        if len(scores) > 1:
+        scores = [score.sign * value for value in values(history, score.key)]
+        if score.is_share and len(scores) > 1:
             drops.append(max(scores) - scores[-1])
     if drops and np.mean(drops) > FALL:
         yield f"the last round is {100 * np.mean(drops):.1f} points below the best"
@@ -145,8 +151,27 @@ def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
         f"{participation(config)}. {holdings(experiment)} {split(config)}{public} "
         f"Models: {', '.join(architectures(experiment, labels))}. "
         f"Training: {trained(experiment, labels)}. {config.rounds} rounds, {seeds}."
-        f"{devices.described(config.devices_profile)}"
+        f"{options(config)}{devices.described(config.devices_profile)}"
     )
+
+
+OPTIONS = (
+    *("select", "new_share", "shared_init", "uplink", "downlink", "refuse_outliers", "robust"),
+    *("attack", "privacy", "scoring", "precision"),
+)
+"""Fields of a config that change its results, and that no other sentence describes."""
+
+
+def options(config: Config) -> str:
+    """Lists the `OPTIONS` that are not at their defaults, with a leading space; "" for none."""
+    usual, values = flatten(to_plain(Config())), flatten(to_plain(config))
+    shown = []
+    for name, value in values.items():
+        if name.partition(".")[0] in OPTIONS and value != usual.get(name):
+            if isinstance(value, tuple):  # steps such as ("clip", 1.0)
+                value = " and ".join(":".join(map(str, step)) for step in value)
+            shown.append(f"{name} {value}")
+    return f" Options: {', '.join(shown)}." if shown else ""
 
 
 def participation(config: Config) -> str:
@@ -177,11 +202,8 @@ def _span(counts: np.ndarray) -> str:
 
 def split(config: Config) -> str:
     """Describes the split in a sentence, with its options and seeds."""
-    partition = config.partition
-    seeds = f"seed {partition.seed}"
-    if partition.per_trial and config.trials > 1:
-        seeds = f"seeds {partition.seed} to {partition.seed + config.trials - 1}, one a trial"
-    about = first_paragraph((PLANS | PARTITIONS)[partition.kind].__doc__)
+    seeds = split_seeds(to_plain(config.partition), config.trials)
+    about = first_paragraph((PLANS | PARTITIONS)[config.partition.kind].__doc__)
     return f"Split {bound_to(config)[1]} ({seeds}): {about}"
 
 
@@ -353,8 +375,9 @@ def captions(
     runs, name = list(itertools.chain(*histories.values())), score_in(histories).name
     accuracy = f"{LATE.format(name)} The large mark is the best round, each small one an evaluation"
     costs = f"The same {name} against what all clients had sent, computed and waited for until then"
+    over = ""
     spread = (
-        "Each entry's clients at its best round: quartiles and median, whiskers to the furthest "
+        "Each entry's clients at its best round{}: quartiles and median, whiskers to the furthest "
         "client within 1.5 box lengths, the others as dots, the mean as a triangle."
     )
     clients = "The same client by client, in the order of the first entry."
@@ -362,18 +385,19 @@ def captions(
     if len(runs) > len(histories):
         accuracy += "; curves are means over trials, bands reach from the lowest to the highest"
         split += ", of the first trial"
+        over = " in each trial"
     if baseline is not None:
         accuracy += f"; beside it the difference to {baseline}, trial by trial"
     if has_clock(histories):
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
     if max(values(rows_of_all(histories), "round")) > 1:
         costs += "; without the compilation of the first round, which counts as the median round"
-    if any(len(row["clients"]) > ROOM for history in runs for row in evaluated(history)[:1]):
+    if over or any(len(row["clients"]) > ROOM for run in runs for row in evaluated(run)[:1]):
         clients = "The same, each entry's clients from worst to best."
     return {
         "Result": {"accuracy": f"{accuracy}."},
         "Cost": {"costs": f"{costs}."},
-        "Clients": {"spread": spread, "clients": clients},
+        "Clients": {"spread": spread.format(over), "clients": clients},
         "Data and split": {"split": f"{split}."},
     }
 

@@ -43,6 +43,8 @@ FedSSA's code reports it. As a maximum over rounds and draws of participants, it
 (docs/results.md).""",
     "new clients": """\
 "new clients": the score of clients that never train, in the best round of those that do.""",
+    "epsilon": """\
+"epsilon": the privacy cost of all rounds, the largest of any client, at privacy.delta.""",
 }
 """Title of a column -> its meaning."""
 
@@ -167,6 +169,11 @@ def _seconds(key: str) -> Column:
     return write
 
 
+def _epsilon(_: str, of: Scored) -> str | None:
+    spent = values(of.rounds, "epsilon")
+    return f"{max(spent):.3g}" if spent else None
+
+
 def _simulated(_: str, of: Scored) -> str | None:
     # row 0, of the untrained federation, may be the best, and has no clock
     clocks = [row.get("simulated_clock", 0.0) for row in of.tops]
@@ -192,6 +199,7 @@ def columns_of(score: Score, others: Sequence[str]) -> dict[str, Column]:
         "weighted %": lambda _, of: _mean(of.tops, "accuracy_weighted"),
         "macro F1 %": lambda _, of: _mean(of.tops, MACRO_F1),
         "AUC %": lambda _, of: _mean(of.tops, AUC),
+        "epsilon": _epsilon,
         "best round": lambda _, of: document.rounds_of(of.tops) or "-",
         f"last{unit}": lambda _, of: score.of_trials(of.lasts),
         "worst 10 %": lambda _, of: score.of_trials(of.tops, f"{score.key}_worst10"),
@@ -212,7 +220,8 @@ def _mean_column(key: str) -> Column:
 def _importance(score: Score) -> tuple[str, ...]:
     unit = score.unit
     return (
-        *(f"{score.name}{unit}", "server's model %", f"last{unit}", "best round", "uplink"),
+        *(f"{score.name}{unit}", "epsilon", "server's model %", f"last{unit}", "best round"),
+        "uplink",
         *("s/round", f"by validation{unit}", "new clients", "worst 10 %", "macro F1 %", "AUC %"),
         *("participants %", "downlink", "FLOPs", "simulated s to best"),
     )
@@ -397,7 +406,7 @@ def costs(
         origin += ", by the round's participants"
     title, reached = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
     of_run = columns_of(score, ())
-    shared = ("method", title, *NOTES, "server's model %", "best round")
+    shared = ("method", title, "epsilon", *NOTES, "server's model %", "best round")
     until: dict[str, Column] = {
         f"rounds to {reached}": _rounds,
         f"bytes to {reached}": _until("bytes", document.human_bytes),
@@ -411,7 +420,7 @@ def costs(
         "s/round": of_run["s/round"],
         "seconds": lambda _, of: f"{seconds_of(of.runs):.0f}",
     }
-    important = [title, "server's model %", *until, "s/round", "best round"]
+    important = [title, "epsilon", "server's model %", *until, "s/round", "best round"]
     table = document.columns_table(columns, entries.items(), important, winner)
     several = any(len(of.runs) > 1 for of in entries.values())
     meaning = Paragraph(explanation(score, "server's model %" in table.head, several))

@@ -22,8 +22,8 @@ NAMES = {
     "map": "mAP",
 }
 """Metrics whose names in tables differ from those in rows."""
-SHARES = re.compile("accuracy|_f1|auc|exact|miou|map")
-"""A part of the name of each metric in [0, 1], which tables show in percent."""
+SHARES = re.compile(r"(\w+_)?(accuracy(_\w+)?|f1|auc|exact|miou|map)")
+"""The names of metrics in [0, 1], which tables show in percent."""
 
 
 class Score(NamedTuple):
@@ -39,7 +39,7 @@ class Score(NamedTuple):
 
     @property
     def is_share(self) -> bool:
-        return SHARES.search(self.key) is not None
+        return SHARES.fullmatch(self.key) is not None
 
     @property
     def name(self) -> str:

@@ -252,17 +252,18 @@ def write_trials(
 
 ERRORS = 2
 """Number of standard errors beyond which a gain or loss is more than noise."""
+OVER_TRIALS = "Each column is computed within a trial, and then averaged over trials."
 NOTE = (
     "A client's gain is its accuracy minus its accuracy under local training, each in the best "
-    "round, on the same test samples and from the same seed. Gains are means over trials. A client "
-    f"gains or loses if the difference exceeds {ERRORS} standard errors, after adding one correct "
-    "and one wrong prediction to each count (Agresti and Caffo, 2000). The worst tenth are the "
-    "clients that lose most."
+    "round, on the same test samples and from the same seed. A client gains or loses if the "
+    f"difference exceeds {ERRORS} standard errors, after adding one correct and one wrong "
+    "prediction to each count (Agresti and Caffo, 2000). The worst tenth are the clients that lose "
+    f"most. {OVER_TRIALS}"
 )
 NOTE_OF_SCORES = (
     "A client's gain is how far its {} is better than under local training, each in the best "
-    "round, on the same test samples and from the same seed. Gains are means over trials. The "
-    "worst tenth are the clients that lose most."
+    "round, on the same test samples and from the same seed. The worst tenth are the clients that "
+    f"lose most. {OVER_TRIALS}"
 )
 NO_BASELINE = (
     f"Whom an entry helps or hurts is not shown: no entry is {BASELINE!r}, whose clients train "
@@ -271,7 +272,7 @@ NO_BASELINE = (
 
 
 class Gains(NamedTuple):
-    """Clients' gains over local training, averaged over trials.
+    """A summary of clients' gains over local training, averaged over trials.
 
     Attributes:
       median: the median gain, for accuracies in [-1, 1]; above 0 is better.

@@ -3,11 +3,11 @@
 All methods train on the same split (or one per trial, by the config's partition.per_trial) with
 --trials seeds. A plain name is a method with its paper's settings.
 "fedproto:weight=3.0:training.learning_rate=0.05" has its own settings, and "fedtgp@tuned" those
-tuned for the config (lab/config/entries.py). The report lists all settings. --methods and --trials
-default to the config's. --fair=9 first searches nine settings of each method, by validation, and
-compares the best. --over=training.batch_size=64,512 also searches that field of the recipe, with
-the same draws for all methods. --target=0.8 reports the cost of reaching that accuracy, and
---target_share=0.9 the cost of nine tenths of the best accuracy;
+tuned for the config (lab/config/entries.py). The report lists each entry's changes to the defaults.
+--methods and --trials default to the config's. --fair=9 first searches nine settings of each
+method, by validation, and compares the best. --over=training.batch_size=64,512 also searches that
+field of the recipe, with the same draws for all methods. --target=0.8 reports the cost of reaching
+that accuracy, and --target_share=0.9 the cost of nine tenths of the best accuracy;
 --target_score=accuracy_participants uses that score instead. --methods=all --skip_unfit compares
 all methods that can run in the federation. --split_seeds=3 runs the comparison on three splits,
 with the trials on each. --entries=2/8 trains only the second of eight shares of the entries, in a

@@ -237,7 +237,7 @@ def _samples(dataset: Dataset, described: Description) -> str:
         draw = _text
     cells = []
     for index in chosen:
-        name = dataset.class_names[dataset.labels[index]]
+        name = ", ".join(_meaning(dataset, described, index).values())
         caption = f"<figcaption>{html.escape(name)} <small>{index}</small></figcaption>"
         cells.append(f"<figure>{draw(dataset, index)}{caption}</figure>")
     grid = f'<div class="samples {described.kind}">{"".join(cells)}</div>'
@@ -285,9 +285,30 @@ def _rows(dataset: Dataset, described: Description, chosen: list[int]) -> Table:
     rows = []
     for index in chosen:
         values = [f"{value:.6g}" for value in dataset.inputs[index]]
-        rows.append([dataset.class_names[dataset.labels[index]], str(index), *values])
-    label = described.label or "class"
-    return Table([label, "row", *(f"{name} " if name == label else name for name in names)], rows)
+        rows.append([*_meaning(dataset, described, index).values(), str(index), *values])
+    labels = list(_meaning(dataset, described, 0))
+    return Table(
+        [*labels, "row", *(f"{name} " if name in labels else name for name in names)], rows
+    )
+
+
+def _meaning(dataset: Dataset, described: Description, index: int) -> dict[str, str]:
+    """A sample's class, or its targets, each by its name."""
+    targets = _targets(dataset, described)
+    if not targets:
+        return {described.label or "class": dataset.class_names[dataset.labels[index]]}
+    return {name: f"{values[index]:.6g}" for name, values in targets.items()}
+
+
+def _targets(dataset: Dataset, described: Description) -> dict[str, np.ndarray]:
+    """The samples' targets by name; none for classes and masks."""
+    if dataset.targets is None or dataset.targets.ndim > 2:
+        return {}
+    columns = dataset.targets.reshape(len(dataset.targets), -1).T
+    names = described.label.split(", ")
+    if len(names) != len(columns):
+        names = [f"target {i}" for i in range(len(columns))]
+    return dict(zip(names, columns))
 
 
 def _classes(dataset: Dataset, described: Description) -> str:
@@ -307,10 +328,11 @@ def _classes(dataset: Dataset, described: Description) -> str:
 
 
 def _values(dataset: Dataset, described: Description) -> str:
-    """Histograms of the first features or channels."""
+    """Histograms of the targets, and of the first features or channels."""
     step = 1 + len(dataset.labels) // LOOKED_AT
     x = jax.tree.map(lambda array: np.asarray(array[::step]), dataset.inputs)
-    named = _by_name(described, x)
+    targets = {name: column[::step] for name, column in _targets(dataset, described).items()}
+    named = targets | _by_name(described, x)
     cells = []
     for name, values in list(named.items())[:PANELS]:
         picture = rendered(histogram(values), "svg")

@@ -53,6 +53,19 @@ def test_every_kind_has_samples_classes_and_values(tmp_path, kind):
         assert re.search("<blockquote>[?sunrai ]*(sun|rain)[?sunrai ]*</blockquote>", page)
 
 
+@pytest.mark.parametrize("task", ["regression", "multi-label"])
+def test_targets_are_shown_as_they_are(tmp_path, task):
+    """Not as the groups that partitions make of them."""
+    rows = [f"{x / 2},{x % 2},{x % 3 // 2}" for x in range(30)]
+    (tmp_path / "x.csv").write_text("\n".join(["a,hot,wide", *rows]))
+    dataset = fl.load_dataset(f"csv:{tmp_path}/x.csv:hot,wide", task=task)
+    page = write_data_page(dataset, tmp_path / "page.html").read_text()
+    assert re.search("<th>hot</th>\\s*<th>wide</th>\\s*<th>row</th>\\s*<th>a</th>", page)
+    assert re.search("<td>1</td>\\s*<td>0</td>\\s*<td>3</td>\\s*<td>1.5</td>", page)
+    assert "hot: mean 0.5, deviation 0.5" in page and "wide: mean 0.3333" in page
+    assert "by columns &#x27;hot, wide&#x27;" in page
+
+
 def test_samples_are_of_all_classes_and_few_sets_are_whole(tmp_path):
     page = write_data_page(subset(made("images"), 5, 0), tmp_path / "few.html").read_text()
     assert page.count("<small>") == 5

@@ -33,18 +33,18 @@ def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
     np.testing.assert_array_equal(drawn, images[..., 0])
 
 
-def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
+def test_a_box_spans_the_clients_of_all_trials_at_their_best_rounds():
+    """A client of one trial may have other data than that of the next."""
     untrained = {"round": 0, "accuracy": 0.1, "clients": [0.1, 0.1, 0.1, None]}
     runs = [
         [untrained, {"round": 1, "accuracy": 0.6, "clients": [0.2, 0.6, 1.0, None]}],
-        [untrained, {"round": 1, "accuracy": 0.4, "clients": [0.0, 0.4, 0.8, None]}],
+        [untrained, {"round": 1, "accuracy": 0.6, "clients": [0.9, 0.6, 0.3, None]}],
     ]
     (axes,) = client_spread({"local": runs}).axes
     lines = [line.get_xdata() for line in axes.lines]
-    clients = [10.0, 50.0, 90.0]  # percent; who has no score is left out
-    drawn = np.concatenate(lines)
-    assert drawn.min() == clients[0] and drawn.max() == clients[-1]
-    assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
+    drawn = np.concatenate(lines)  # percent; who has no score is left out
+    assert drawn.min() == 20 and drawn.max() == 100
+    assert any(np.allclose(line, 60) and len(line) == 2 for line in lines)  # the median
     assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
     for line in axes.lines:  # those colours are of entries
         assert not {line.get_color(), line.get_markerfacecolor()} & set(COLOURS)
@@ -124,9 +124,11 @@ def test_many_clients_are_shown_as_shares():
     assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
 
 
-def test_entries_of_other_clients_are_shown_as_shares():
+def test_entries_of_other_clients_and_several_trials_are_shown_as_shares():
     (axes,) = client_accuracy({"local": [rows_of(5)], "fedssa": [rows_of(3)]}).axes
     assert [len(line.get_xdata()) for line in axes.lines] == [5, 3]
+    (axes,) = client_accuracy({"local": [rows_of(5)] * 2}).axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [10]
 
 
 def spent(accuracies, mebibytes) -> list[dict]:

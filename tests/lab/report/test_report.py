@@ -137,6 +137,18 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(experiment):
     assert "Training: sgd at 0.01, momentum 0.5, clip_norm 1.0, batches of" in setting(experiment)
 
 
+def test_options_that_change_a_result_are_named(experiment):
+    config = base_config()
+    config.update({"privacy.unit": "client", "privacy.noise": 4.0})
+    config.robust = ("norm_bound:2.0", "median")
+    text = setting(experiment._replace(config=config))
+    assert (
+        " Options: robust norm_bound:2.0 and median, privacy.unit client, privacy.noise 4.0."
+        in text
+    )
+    assert "Options" not in setting(experiment)
+
+
 def test_a_fall_is_pointed_at():
     assert warnings({"a": runs(0.1, 0.6, 0.59)}) == []
     (fell,) = warnings({"a": runs(0.1, 0.6, 0.5)})
@@ -184,6 +196,10 @@ def test_a_client_far_from_the_others_is_named():
     less, more = warnings({"a": [rows]})
     assert less.startswith("a: far lower accuracy than the others: client 13 (10 %)")
     assert more.startswith("a: far higher accuracy than the others: client 16 (99 %)")
+    other = runs(0.5, 0.6)[0]
+    other, rows = runs(0.5, 0.6)[0], [row | {"trial": 1} for row in rows]
+    less, more = warnings({"a": [other, rows]})
+    assert less.startswith("a: far lower accuracy than the others in trial 1: client 13 (10 %)")
 
 
 def test_accuracy_by_class_is_that_of_the_best_rounds():

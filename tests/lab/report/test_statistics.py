@@ -111,8 +111,11 @@ def test_the_result_in_a_sentence():
     mixed = "b and a are not told apart: 64.0 %, difference 9.0, ahead in 1 of 2 trials (2 trials"
     both = headline({"a": a, "b": b, "c": c}, "a")
     assert both.startswith(mixed) and both == headline({"b": b, "a": a}, "a")
+    ahead = "b is ahead of c by 8.5 points, in 2 of 2 trials (2 trials: no interval), and not told "
+    assert headline({"b": b, "a": a, "c": c}, "b") == f"{ahead}apart from a."
+    assert winner({"b": b, "a": a, "c": c}) is None
     ahead = "b is ahead of all others, and of c by 8.5 points, in 2 of 2 trials (2 trials: no int"
-    assert headline({"b": b, "a": a, "c": c}, "b").startswith(ahead)
+    assert headline({"b": b, "c": c, "d": c}, "b").startswith(ahead)
     assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"]
     assert winner({"b": b, "c": c}) == "b" and winner({"a": a, "b": b}) is None
     one, other = runs([0.1, 0.5]), runs([0.7, 0.2])
