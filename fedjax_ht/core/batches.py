@@ -60,7 +60,7 @@ def shuffled(key: Key[Array, ""], split: Split) -> Int[Array, " samples"]:
     positions = jnp.arange(split.indices.shape[0])
     # Sort by random bits, whose top bit marks padding. The result of jax.random.permutation would
     # depend on the padded length.
-    bits = jax.random.bits(key, positions.shape) >> 1
+    bits = jax.random.bits(key, positions.shape, jnp.uint32) >> 1
     bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
     return split.indices[jnp.argsort(bits, stable=True)]
 

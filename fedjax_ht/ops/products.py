@@ -74,9 +74,10 @@ def squared_distance(a: Float[Array, "M K"], b: Float[Array, "N K"]) -> Float[Ar
     """Computes squared Euclidean distances between rows: float [M, K], [N, K] -> [M, N], >= 0.
 
     Expands the square, so that the work is one matrix product. Rounding may push a tiny square
-    below zero; it is clipped. Products are always in full float32: a cancelling sum has no digits
-    to spare for TF32.
+    below zero; it is clipped. Squares and products are always in full float32: a cancelling sum has
+    no digits to spare for TF32 or bfloat16.
     """
+    a, b = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (a, b))
     squared = (
         jnp.sum(a * a, -1)[:, None]
         + jnp.sum(b * b, -1)[None, :]

@@ -406,6 +406,8 @@ def write_clients(
     """Returns the state with some of a bucket's client states replaced; the old one is donated."""
     clients = _clients_of(program, name)
     rows = _checked_rows(clients, rows)
+    if len(np.unique(rows)) < len(rows):
+        raise ValueError(f"write_clients has a row of {name!r} twice; each has one state")
     if clients.programs.keeps:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((len(rows), *x.shape[1:]), x.dtype), state.clients[name]

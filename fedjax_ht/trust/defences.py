@@ -67,8 +67,7 @@ def _agreement(name: str, by_piece: Callable) -> Defence:
 
     def apply(vectors: Vectors, _: bool) -> Vectors:
         agreed = []
-        for x, held in zip(vectors.values, vectors.held):
-            known = jnp.broadcast_to(vectors.present[..., None] & held, x.shape)
+        for x, known in zip(vectors.values, geometry.known_entries(vectors)):
             agreed.append(jnp.broadcast_to(by_piece(x, known), x.shape))
         return vectors._replace(values=tuple(agreed))
 
@@ -96,21 +95,8 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
 
 
 def median() -> Defence:
-    """Makes the defence in which every entry becomes its median over the clients that hold it.
-
-    For an even number of values it is the mean of the middle two.
-    """
-
-    def middle(x, known):
-        ordered = sorted_rows(jnp.where(known, x, jnp.inf))
-        count = known.sum(0)[None]
-
-        def at(place):
-            return jnp.take_along_axis(ordered, jnp.maximum(place, 0) // 2, axis=0)[0]
-
-        return jnp.where(count[0] > 0, 0.5 * at(count - 1) + 0.5 * at(count), 0)
-
-    return _agreement("median", middle)
+    """Makes the defence in which every entry becomes its median over the clients that hold it."""
+    return _agreement("median", geometry.median_of)
 
 
 def geometric_median() -> Defence:

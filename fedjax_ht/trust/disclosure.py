@@ -67,8 +67,8 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
       sums: True if the noise is on the sum of uploads, False if it is on each.
 
     Raises:
-      ValueError: the choice of sent rows, a count, or another integer depends on data or a client's
-        state; the code of uploads is incompatible with privacy; or, for sums, the server reads more
+      ValueError: numbers are narrower than float32; the choice of sent rows, a count, or another
+        integer depends on data or a client's state; the code of uploads is incompatible with privacy; or, for sums, the server reads more
         than sums, or clients may have different weights.
     """
     unit, name = f"privacy.unit is {'client' if sums else 'upload'!r}", method.name
@@ -76,6 +76,7 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
     _check_code(method, unit, sums)
     for bucket in federation.buckets:
         (_, _, uplink), (_, _, sources) = traced_round(method, federation, bucket)
+        _require_float32(uplink, f"{unit}, but clients of {name}")
         counts, rows = _clear_sources(uplink, sources)
         if (counts | rows) & {STATE, SAMPLES, COUNT}:
             raise ValueError(
@@ -109,6 +110,13 @@ def _check_code(method: Method, unit: str, sums: bool) -> None:
         )
 
 
+def _require_float32(tree: PyTree, refusal: str) -> None:
+    """Raises ValueError for floats of 16 bits, whose few values make no Gaussian noise."""
+    for x in jax.tree.leaves(tree):
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+            raise ValueError(f"{refusal} train or send {x.dtype}; noise needs float32")
+
+
 def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
     """Returns the sources of an uplink's parts that get no noise.
 
@@ -129,7 +137,7 @@ def check_samples(method: Method, federation: Federation) -> None:
     """Checks that clients reveal samples only through gradients, the only values with noise.
 
     Raises:
-      ValueError: a client sends or keeps other functions of its samples; it does not train exactly
+      ValueError: numbers are narrower than float32; a client sends or keeps other functions of its samples; it does not train exactly
         once per round, or trains in a loop; or models normalise by batch, although DP-SGD sees one
         sample at a time.
     """
@@ -143,7 +151,8 @@ def check_samples(method: Method, federation: Federation) -> None:
                     "'layer' or 'none'"
                 )
         trainer = _StandIn(bucket, f"{unit}, but clients of {name}")
-        _, sources = traced_round(method, federation, bucket, jax.tree_util.Partial(trainer))
+        forms, sources = traced_round(method, federation, bucket, jax.tree_util.Partial(trainer))
+        _require_float32(forms, f"{unit}, but clients of {name}")
         sources = union(sources)
         if SAMPLES in sources:
             raise ValueError(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 from fedjax_ht.trust.vectors import Vectors
 
 WEISZFELD_STEPS = 8
@@ -68,7 +68,9 @@ def scaled(vectors: Vectors, factor: jax.Array) -> Vectors:
 def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
     """Computes the geometric median over clients of each of the V vectors.
 
-    It uses Weiszfeld's iteration from 0, smoothed as in RFA (Pillutla et al., 2022).
+    It uses Weiszfeld's iteration, smoothed as in RFA (Pillutla et al., 2022). It starts from the
+    median of each entry: a start that equals some vectors would stay there, as 0 does where clients
+    upload zeros.
 
     Returns:
       A float [V, D] per piece; an entry that no client holds is 0.
@@ -88,8 +90,36 @@ def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
             pieces.append(weighted_sum(x, shares) / jnp.maximum(total, TINY))
         return tuple(pieces)
 
-    start = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in vectors.values)
+    start = tuple(median_of(x, known) for x, known in zip(vectors.values, known_entries(vectors)))
     return lax.fori_loop(0, WEISZFELD_STEPS, step, start)
+
+
+def known_entries(vectors: Vectors) -> tuple[jax.Array, ...]:
+    """Returns the entries that clients hold in vectors that arrived, a bool [P, V, D] per piece."""
+    known = []
+    for x, held in zip(vectors.values, vectors.held):
+        known.append(jnp.broadcast_to(vectors.present[..., None] & held, x.shape))
+    return tuple(known)
+
+
+def median_of(x: jax.Array, known: jax.Array) -> jax.Array:
+    """Returns the median of each entry over the clients that know it; 0 without any.
+
+    For an even number of values it is the mean of the middle two.
+
+    Args:
+      x, known: float and bool [P, V, D].
+
+    Returns:
+      float32 [V, D].
+    """
+    ordered = sorted_rows(jnp.where(known, x, jnp.inf))
+    count = known.sum(0)[None]
+
+    def at(place):
+        return jnp.take_along_axis(ordered, jnp.maximum(place, 0) // 2, axis=0)[0]
+
+    return jnp.where(count[0] > 0, 0.5 * at(count - 1) + 0.5 * at(count), 0)
 
 
 def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:

@@ -60,6 +60,13 @@ def test_a_run_is_of_32_bits(plain, switches):
     assert json.dumps(rows()) == json.dumps(plain) and standing() == SWITCHES
 
 
+def test_padding_is_last_in_a_direct_call_too(switches):
+    """Random bits would be of 64 bits."""
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    split = fl.Split(jnp.arange(100, 116, dtype=jnp.int32), jnp.int32(12))
+    assert set(fl.shuffled(jax.random.key(0), split)[12:].tolist()) == {112, 113, 114, 115}
+
+
 def test_the_switches_stand_as_they_need_to_inside_and_nowhere_else(switches):
     with standard_numerics():
         assert standing() == STANDARD

@@ -211,3 +211,10 @@ def test_layers_follow_the_precision():
                 )
         error = np.abs(outputs["bfloat16"] - outputs["float32"]).max()
         assert 1e-4 < error / np.abs(outputs["float32"]).max() < 2e-2
+
+
+def test_distances_of_bfloat16_are_sums_of_float32():
+    rows = jnp.asarray(np.random.default_rng(0).normal(100, 1, (4, 50)), jnp.bfloat16)
+    exact = np.float64(rows)
+    expected = np.sum((exact[:, None] - exact) ** 2, -1)
+    np.testing.assert_allclose(pairwise_distance(rows, rows) ** 2, expected, atol=0.5)

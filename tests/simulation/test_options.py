@@ -210,6 +210,8 @@ def test_a_state_is_that_of_the_simulation(simulation):
         with pytest.raises(ValueError, match="states of 2 clients must have the form") as error:
             simulation.write_clients(start, "narrow", np.arange(2), states)
         assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="write_clients has a row of 'narrow' twice"):
+        simulation.write_clients(start, "narrow", np.zeros(2, int), two)
     simulation.write_clients(start, "narrow", np.arange(2), two)
     with pytest.raises(ValueError, match="state was consumed by run_round or write_clients"):
         simulation.evaluate(start)

@@ -30,7 +30,7 @@ def stub(
     def server_update(federation, server, received, ctx):
         return received, {}
 
-    return Method(
+    method = Method(
         name="stub",
         training=TRAINING,
         init_server=lambda federation, key: jnp.zeros(3),
@@ -39,5 +39,6 @@ def stub(
         client_update=client_update,
         server_update=server_update,
         predict=None,
-        **{"wire": Wire(server_reads="sums")} | fields,
+        wire=Wire(server_reads="sums"),
     )
+    return method._replace(**fields)

@@ -52,6 +52,13 @@ def test_agreements_are_those_of_the_reference(n):
         np.testing.assert_allclose(got, np.broadcast_to(value, (n, D)), rtol=rtol)
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+def test_zeros_of_a_minority_do_not_hold_the_geometric_median(clients):
+    x = np.concatenate([HONEST, np.zeros((clients, D), np.float32)])
+    got = vectors_left(one_vector(x), "geometric_median")[0]
+    np.testing.assert_allclose(got, reference.geometric_median(x), rtol=1e-2)
+
+
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "geometric_median"])
 def test_absent_clients_do_not_count(name):
     absent = np.concatenate([HONEST, np.full((3, D), np.nan, np.float32)])
