@@ -25,11 +25,17 @@ from tests.lab.runs.folders import contents, edited
 from tests.runs import ROOT, config_of, metrics
 
 
-def test_help_names_every_command(run_script):
+def test_help_version_and_unknown_names(run_script, run_module):
     done = run_script("--help")
     assert done.returncode == 0
     assert all(re.search(rf"^  {name} ", done.stdout, re.M) for name in COMMANDS)
     assert run_script().returncode == 2
+    assert run_script("--version").stdout == f"{fedjax_ht.__version__}\n"
+    done = run_script("comapre")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown command 'comapre'; did you mean 'compare'?")
+    done = run_module("main", "--config=none")  # python -m experiments.main
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown config 'none'")
 
 
 IMPORTS = """
@@ -53,13 +59,19 @@ def test_what_is_imported():
     assert done.stdout.splitlines()[-2:] == ["False", "svg False"]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+WITHOUT_A_READER = """
+import os, runpy, sys
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 1)
+sys.argv = ["fedjax-ht", "list", "fields"]
+runpy.run_module("fedjax_ht", run_name="__main__")
+"""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(forks):
     """As in `fedjax-ht list fields | head -1`."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "fedjax_ht", "list", "fields"]
-    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
+    done = forks[0].run("-c", WITHOUT_A_READER)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -87,15 +99,6 @@ def test_a_command_tells_of_its_flags(run_script, name):
     }
     assert required.get(name, set()) <= flags
     assert ("workdir" in flags) == (name not in ("data", "list"))
-
-
-def test_version_and_unknown_names(run_script, run_module):
-    assert run_script("--version").stdout == f"{fedjax_ht.__version__}\n"
-    done = run_script("comapre")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown command 'comapre'; did you mean 'compare'?")
-    done = run_module("main", "--config=none")  # python -m experiments.main
-    assert done.returncode == 2 and done.stderr.startswith("error: unknown config 'none'")
 
 
 # What there is
@@ -175,6 +178,9 @@ def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path, blank_pictur
     file.write_text('{"round"\n' + file.read_text())
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not readable as JSON"):
         report_run(copied)
+    (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
+    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which the run"):
+        report_run(copied)
 
 
 def test_trials_are_shown_up_to_their_last_common_round(run, tmp_path, blank_pictures):
@@ -196,27 +202,3 @@ def test_no_run_and_no_rows(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     with pytest.raises(ValueError, match="has no evaluation yet"):
         report_run(tmp_path)
-
-
-def test_an_unfinished_entry_is_shown_and_not_compared(run, tmp_path, blank_pictures):
-    """Ctrl-C in the second entry leaves such a run."""
-    copied = shutil.copytree(run, tmp_path / "run")
-    with edited(copied / "config.json") as content:
-        content["rounds"] = 2
-    text, _ = report_run(copied)
-    reason = f"{FASTER} has 1 of 2 rounds, local has 1 of 2 rounds"
-    assert text.startswith(f"No comparison: {reason}.") and "ahead" not in text
-    assert f"<h1>No comparison: {reason}</h1>" in (copied / "report.html").read_text()
-
-
-def test_an_entry_of_another_run_is_shown_and_not_compared(run, tmp_path, blank_pictures):
-    copied = shutil.copytree(run, tmp_path / "run")
-    with edited(copied / "local" / "identity.json") as identity:
-        identity["training"]["learning_rate"] = 0.3
-    text, _ = report_run(copied)
-    line = "local is of another run (training.learning_rate 0.3 instead of 0.01)"
-    assert text.startswith(f"No comparison: {line}.") and "ahead" not in text
-    assert f"<li>{line}</li>" in (copied / "report.html").read_text()
-    (copied / "report.json").write_text('{"labels": ["fd"], "aim": null, "command": ""}')
-    with pytest.raises(ValueError, match=r"report\.json names the entry 'fd', which the run"):
-        report_run(copied)

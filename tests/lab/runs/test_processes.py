@@ -1,8 +1,6 @@
 """Processes of one run meet at a coordinator, or end in one line."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +10,7 @@ from tests.runs import ROOT
 
 ALONE = """
 import functools, sys
+sys.argv = {}
 from absl import app
 from fedjax_ht.lab import cli
 from fedjax_ht.lab.runs import processes, run
@@ -20,20 +19,17 @@ app.run(run.main, flags_parser=cli.parse_flags)
 """
 
 
-def test_processes_whose_others_do_not_come_end_in_one_line(tiny_config, tmp_path):
+@pytest.mark.parametrize("process", [0, 1])
+def test_processes_whose_others_do_not_come_end_in_one_line(forks, tiny_config, tmp_path, process):
     """Process 0 waits at its own address, and process 1 at that of a process that never starts."""
-    started = []
-    for process in (0, 1):
-        address = f"localhost:{free_port()}"
-        arguments = [f"--config={tiny_config}", f"--workdir={tmp_path / str(process)}"]
-        arguments += [f"--coordinator={address}", "--processes=2", f"--process={process}"]
-        command = [sys.executable, "-c", ALONE, *arguments]
-        started.append((address, subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)))
-    for number, (address, process) in enumerate(started):
-        errors = process.communicate(timeout=60)[1].decode()
-        assert process.returncode == 2
-        line = f"error: the 2 processes have not met at {address} after 1 s (this is process {number});"
-        assert errors.startswith(line) and errors.count("\n") == 1
+    address = f"localhost:{free_port()}"
+    arguments = ["fedjax-ht run", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}"]
+    arguments += [f"--coordinator={address}", "--processes=2", f"--process={process}"]
+    done = forks[0].run("-c", ALONE.format(arguments), timeout=60)
+    line = (
+        f"error: the 2 processes have not met at {address} after 1 s (this is process {process});"
+    )
+    assert done.returncode == 2 and done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
 SRUN = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}

@@ -2,11 +2,13 @@
 
 import copy
 import json
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs import evaluate, train
+from tests.lab.runs.folders import refused
 from tests.runs import metrics
 
 
@@ -27,11 +29,24 @@ def test_a_run_has_columns_of_new_clients(folder):
     assert json.loads((folder / "config.json").read_text())["new_share"] == 0.25
 
 
-def test_curve(folder, run_module):
+@pytest.fixture
+def evaluated(monkeypatch):
+    """Returns a function that runs the command in this process, with these flags."""
+
+    def run(**flags):
+        defaults = {"WORKDIR": "run", "TRUST": False, "CLIENT": None, "METHOD": None, "TRIAL": 0}
+        defaults |= {"ADAPT": [], "EXPORT": None}
+        for name, value in (defaults | flags).items():
+            monkeypatch.setattr(evaluate, f"_{name}", SimpleNamespace(value=value))
+        evaluate.main([])
+
+    return run
+
+
+def test_curve(folder, evaluated, capsys):
     """The number of epochs of the run itself has its last row's scores."""
-    done = run_module("evaluate", f"--workdir={folder}", "--method=local", "--adapt_epochs=0,2")
-    assert done.returncode == 0, done.stderr
-    title, head, _, none, two, *chosen = done.stdout.splitlines()
+    evaluated(WORKDIR=folder, METHOD="local", ADAPT=["0", "2"])
+    title, head, _, none, two, *chosen = capsys.readouterr().out.splitlines()
     assert title == "local after 3 rounds"
     names = ("accuracy", "val_accuracy", "new_accuracy", "new_val_accuracy")
     assert head == f"| epochs | {' | '.join(f'{name} %' for name in names)} |"
@@ -41,7 +56,15 @@ def test_curve(folder, run_module):
     assert len(chosen) == 2 and "have the best val_accuracy: accuracy" in chosen[0]
 
 
-@pytest.mark.parametrize("text", ["1,two", "-1", "0.5"])
-def test_wrong_numbers(folder, run_module, text):
-    done = run_module("evaluate", f"--workdir={folder}", f"--adapt_epochs={text}")
-    assert done.returncode == 2 and f"adapt_epochs is '{text}'" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"ADAPT": ["1", "two"]}, "adapt_epochs is '1,two'; it must be numbers"),
+        ({"ADAPT": ["-1"]}, "adapt_epochs is '-1'"),
+        ({"ADAPT": ["0"], "EXPORT": "client.npz"}, "--export is given without --client"),
+        ({}, "give --workdir, and --client or --adapt_epochs"),
+    ],
+)
+def test_wrong_flags(flags, message, evaluated):
+    with refused(message):
+        evaluated(**flags)

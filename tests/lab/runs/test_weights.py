@@ -159,6 +159,8 @@ def test_fields_are_checked(config):
 def test_an_exported_client_is_where_another_run_starts(config, finished, tmp_path):
     run = load_run(finished)
     bucket, trained = run.run.federation.buckets[1], client_state(run, 1)
+    with pytest.raises(ValueError, match="no client 4; ids run from 0 to 3"):
+        client_state(run, 4)
     before = run.simulation.evaluate(run.state).accuracy["test"]["head"][1]
     for suffix in ("npz", "safetensors"):
         file = tmp_path / f"client.{suffix}"

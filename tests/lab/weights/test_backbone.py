@@ -1,6 +1,7 @@
 """Backbones by name: weights from a file or a package, and features that are computed once."""
 
 import importlib.util
+import re
 import sys
 
 import jax
@@ -14,6 +15,7 @@ from fedjax_ht.lab.weights import backbone
 from fedjax_ht.lab.weights.start import own_names
 from fedjax_ht.models.convnets import resnet
 from tests.hugging_face import write_folder
+from tests.lab.runs.folders import refused
 
 RNG = np.random.default_rng(0)
 
@@ -57,8 +59,10 @@ def cached(folder) -> list:
 
 
 def test_features_are_those_of_the_file(weights, config):
-    dataset = plan(config).dataset
-    images = fl.load_dataset(config.dataset.name).inputs
+    experiment = plan(config)
+    (run,) = experiment.runs.values()
+    assert [bucket.name for bucket in run.federation.buckets] == ["mlp_narrow", "mlp_wide"]
+    dataset, images = experiment.dataset, fl.load_dataset(config.dataset.name).inputs
     tree = unflatten_dict(dict(np.load(weights)), sep="/")
     tree = {"params": tree["params"], "batch_stats": tree["stats"]}
     x = np.repeat((images / np.float32(255) - 0.5) / 0.5, 3, -1)
@@ -66,18 +70,6 @@ def test_features_are_those_of_the_file(weights, config):
     np.testing.assert_allclose(dataset.inputs, np.asarray(expected), atol=1e-5)
     (line, _) = fl.describe(dataset).lines
     assert line.endswith("; features of resnet4 for images of 16x16 pixels")
-
-
-def test_heads_of_two_widths_train_on_them(config, tmp_path, blank_pictures):
-    (run,) = plan(config).runs.values()
-    assert [bucket.name for bucket in run.federation.buckets] == ["mlp_narrow", "mlp_wide"]
-    config.report.maps = "none"
-    fl.train_and_evaluate(config, tmp_path / "run")
-    metrics = tmp_path / "run/lg_fedavg/metrics.jsonl"
-    before = metrics.read_text()
-    config.rounds = 2  # it goes on, on the kept features
-    fl.train_and_evaluate(config, tmp_path / "run")
-    assert metrics.read_text().startswith(before) and len(metrics.read_text()) > len(before)
 
 
 def test_features_are_computed_once(config, tmp_path, monkeypatch, caplog):
@@ -159,9 +151,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_wrong_names_are_one_line_before_the_data_are_read(config, name):
     config.dataset.backbone, config.dataset.name = name, "npz:nowhere.npz"
-    with pytest.raises((ValueError, FileNotFoundError)) as error:
+    with refused(f"^{re.escape(BAD[name])}", (ValueError, FileNotFoundError)):
         plan(config)
-    assert str(error.value).startswith(BAD[name]) and "\n" not in str(error.value)
 
 
 def test_weights_of_another_width_are_refused(config, tmp_path, weights):
