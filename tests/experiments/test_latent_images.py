@@ -101,18 +101,13 @@ def test_methods_without_prototypes_have_no_vectors_and_a_wrong_length_is_refuse
 
 
 @pytest.mark.slow
-def test_prototypes_of_a_run(run_module, tiny_config, tmp_path):
-    run = f"--workdir={tmp_path / 'run'}"
-    entries = ["--config.entries=('local','fedproto')"]
-    wide = f"--config.model.feature_dim={WIDTH}"
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries, wide)
-    assert done.returncode == 0, done.stderr
-    loaded = load_run(tmp_path / "run", "fedproto")
-    (kind,) = vectors_of_run(loaded, toy()).values()
+def test_prototypes_of_a_run(run_module, played, tmp_path):
+    loaded = load_run(played, "fedproto")
+    (kind,) = vectors_of_run(loaded, toy(loaded.run.federation.feature_dim)).values()
     assert kind.present.all() and np.asarray(kind.values).std(0).any()
 
     files = f"--csv={tmp_path / 'a.csv'}", f"--picture={tmp_path / 'a.png'}"
-    refused = run_module("latent_images", run, *files)
+    refused = run_module("latent_images", f"--workdir={played}", *files)
     assert refused.returncode == 2 and "--config.model.feature_dim=512" in refused.stderr
     done = run_module("latent_images", "--count=2", *files)
     assert done.returncode == 0 and "| valid latents | 2 |" in done.stdout, done.stderr

@@ -27,19 +27,15 @@ def test_samples_are_compared_with_those_of_other_clients():
 
 
 @pytest.mark.slow
-def test_own_samples_of_a_run(run_module, tiny_config, tmp_path):
-    run = f"--workdir={tmp_path / 'run'}"
-    entries = ["--config.entries=('local','fedssa')"]
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
-    assert done.returncode == 0, done.stderr
-    table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
+def test_own_samples_of_a_run(run_module, played, tmp_path):
+    run, table, drawn = f"--workdir={played}", tmp_path / "a.csv", tmp_path / "a.png"
     files = f"--csv={table}", f"--picture={drawn}"
     done = run_module("own_samples", run, *files, "--samples=5", drawn=True)
     assert done.returncode == 0, done.stderr
-    assert "| fedssa | 1 | 4 |" in done.stdout and drawn.exists()
-    assert {row["client"] for row in read_csv(table) if row["method"] == "fedssa"} == set("0123")
+    assert "| fedproto | 1 | 4 |" in done.stdout and drawn.exists()
+    assert {row["client"] for row in read_csv(table) if row["method"] == "fedproto"} == set("0123")
 
-    loaded = load_run(tmp_path / "run", "fedssa")
+    loaded = load_run(played, "fedproto")
     samples = own_samples(loaded, "train", 5)
     partition, labels = loaded.run.partitions[0], loaded.run.dataset.labels
     for client, sets in enumerate(partition):

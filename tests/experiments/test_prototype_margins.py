@@ -1,5 +1,7 @@
-"""Margins of a run's prototypes: the command, its file and its refusals."""
+"""Margins of a run's prototypes, and a server's training in other orders: commands and files."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from experiments.prototype_margins import (
     rows_of,
     table_of,
 )
+from experiments.server_orders import training
 from fedjax_ht.lab.runs.evaluate import load_run
 from tests.experiments.folders import read_csv
 from tests.reference.margins import nearest_and_mean
@@ -32,18 +35,14 @@ def test_the_table_compares_clients_with_the_global_prototypes():
 
 
 @pytest.mark.slow
-def test_margins_of_a_run(run_module, tiny_config, tmp_path):
+def test_margins_of_a_run(run_module, played, tmp_path):
     """FedProto's global prototypes are the means of those of the clients' trained models."""
-    run = f"--workdir={tmp_path / 'run'}"
-    entries = ["--config.entries=('local','fedproto','fedtgp:server_epochs=2')"]
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, *entries)
-    assert done.returncode == 0, done.stderr
-    table, drawn = tmp_path / "a.csv", tmp_path / "a.png"
+    run, table, drawn = f"--workdir={played}", tmp_path / "a.csv", tmp_path / "a.png"
     done = run_module("prototype_margins", run, f"--csv={table}", f"--picture={drawn}", drawn=True)
     assert done.returncode == 0, done.stderr
     assert "local has no global prototypes" in done.stdout and drawn.exists()
 
-    loaded = load_run(tmp_path / "run", "fedproto")
+    loaded = load_run(played, "fedproto")
     values, present = client_prototypes(loaded, 0)
     means = [values[present[:, label], label].mean(0) for label in range(4)]
     got, sent = global_prototypes(loaded)
@@ -63,6 +62,35 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     assert only.returncode == 2 and "no entry of the run in" in only.stderr
     missing = run_module("prototype_margins", run)
     assert missing.returncode == 2 and "give --workdir and --csv; see --help" in missing.stderr
+
+
+@pytest.mark.slow
+def test_a_server_trains_again_in_other_orders(run_module, played, tmp_path):
+    run, table = f"--workdir={played}", tmp_path / "orders.csv"
+    chosen = [run, "--method=fedtgp:server_epochs=2", f"--csv={table}", "--orders=2"]
+    done = run_module("server_orders", *chosen)
+    assert done.returncode == 0, done.stderr
+    rows = read_csv(table)
+    settings = [row["setting"] for row in rows]
+    assert settings[:2] == ["as it was", "class means"] and settings[-1] == "own heads"
+    assert len(rows) == 3 + 2 * 4 + 1
+    clients = [[float(row[f"client_{i}"]) for i in range(4)] for row in rows]
+    np.testing.assert_allclose([float(row["accuracy"]) for row in rows], np.mean(clients, 1), 1e-5)
+    assert all(int(row["astray"]) <= int(row["uploads"]) <= 16 for row in rows)
+    few = [int(row["uploads"]) for row in rows if row["setting"] == "uploads of 20 samples"]
+    assert few[0] == few[1] < int(rows[0]["uploads"])
+
+    loaded = load_run(played, "fedtgp:server_epochs=2")
+    before = loaded.state.server.prototypes
+    values, present = map(jnp.asarray, client_prototypes(loaded, 0))
+    one, same, two = (training(loaded)(values, present, jax.random.key(i)) for i in (0, 0, 1))
+    np.testing.assert_array_equal(one.prototypes, same.prototypes)
+    assert (one.prototypes != two.prototypes).any() and (one.prototypes != before).any()
+    still = training(loaded, server_lr=1e-12)(values, present, jax.random.key(0))
+    np.testing.assert_allclose(still.prototypes, before, rtol=1e-6)
+
+    other = run_module("server_orders", run, "--method=local", f"--csv={table}")
+    assert other.returncode == 2 and "only FedTGP's server trains prototypes" in other.stderr
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,7 @@ from scipy.signal import correlate2d
 
 from experiments.generator_scores import truncate
 from experiments.generator_training import rescale_w, save_embedded
-from fedjax_ht.lab.generators import embedded, npz
+from fedjax_ht.lab.generators import embedded, npz, open_generator
 from fedjax_ht.lab.generators.embedded import load_embedded
 from fedjax_ht.models.generator import Card
 from tests.lab.generators.small import refused
@@ -169,8 +169,13 @@ def test_a_damaged_file_is_one_line(tiny, tmp_path, entries, message):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no generator at"):
         load_embedded(tmp_path / "none.npz")
-    (tmp_path / "text.npz").write_text("hello")
-    refused(r"not an \.npz with", load_embedded, tmp_path / "text.npz")
+    path = tmp_path / "x.npz"
+    path.write_text("hello")
+    refused(r"not an \.npz with", load_embedded, path)
+    npz.write(path, {"format": "vae"}, Card("x"), {})
+    refused(r"x\.npz: holds a generator of format 'vae'; expected", open_generator, path)
+    np.savez(path, metadata=np.array("[1]"))
+    refused(r"x\.npz: its metadata lacks the generator's format", open_generator, path)
 
 
 # The shipped files

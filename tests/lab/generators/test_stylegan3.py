@@ -11,8 +11,8 @@ import scipy.signal
 
 from fedjax_ht.lab.generators import Card, stylegan3, stylegan3_files
 from fedjax_ht.lab.generators.stylegan3 import filtered_leaky_relu
-from fedjax_ht.lab.generators.stylegan3_files import read_snapshot
-from tests.lab.generators.small import LAYER, SMALL, TO_RGB, random_variables
+from fedjax_ht.lab.generators.stylegan3_files import checked, read_snapshot
+from tests.lab.generators.small import LAYER, SMALL, TO_RGB, random_variables, refused
 
 REFERENCE = Path(__file__).parent / "reference"
 ATOL = 2e-5
@@ -151,3 +151,26 @@ def test_unconditional_generator_has_no_classes():
     w = generator.sample_w(generator.variables, jax.random.key(0), 4)
     assert w.shape == (4, 8) and w.dtype == jnp.float32
     assert np.unique(np.round(w, 4), axis=0).shape[0] == 4
+
+
+def with_layer(**fields):
+    return SMALL._replace(layers=(SMALL.layers[0]._replace(**fields), *SMALL.layers[1:]))
+
+
+@pytest.mark.parametrize(
+    ("network", "arrays", "message"),
+    [
+        (SMALL, {"layers/0/bias": None}, "the arrays layers/0/bias are missing or unknown"),
+        (SMALL, {"layers/2/bias": np.ones(3)}, "the arrays layers/2/bias are missing"),
+        (SMALL, {"average": np.ones(3)}, r"average is of shape \(3,\); expected \(7, 8\)"),
+        (SMALL, {"average": np.full((7, 8), np.nan)}, "average has non-finite values"),
+        (with_layer(outputs=6), {}, "layer 1 does not fit the one before it"),
+        (with_layer(padding=(-9, -9, 9, 9)), {}, "leaves an image of -"),
+        (SMALL._replace(mapping_layers=10**12), {}, r"has 1,000,000,000,000 mapping layers"),
+        (SMALL._replace(layers=()), {}, "the synthesis has no layers"),
+    ],
+)
+def test_damaged_networks_are_one_clear_line(network, arrays, message):
+    variables = random_variables(SMALL) | arrays
+    variables = {name: value for name, value in variables.items() if value is not None}
+    refused(message, checked, network, variables)

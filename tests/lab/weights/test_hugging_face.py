@@ -12,6 +12,7 @@ import pytest
 import fedjax_ht as fl
 from fedjax_ht.lab.weights.hugging_face.folder import weights_file
 from tests.hugging_face import CONFIGS, made_up, write_folder
+from tests.lab.runs.folders import refused
 from tests.reference import hugging_face as reference
 
 CLASSES = 3
@@ -144,9 +145,8 @@ BAD_CONFIGS = {
 def test_files_that_do_not_fit_and_models_that_are_not_built_are_refused(message, tmp_path):
     arrays = changed(**BAD_FILES.get(message, {}))
     group = write_folder(tmp_path / "bert", "bert", arrays, **BAD_CONFIGS.get(message, {}))
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         fl.with_weights(federation_of(group), weights_file(group), head=False)
-    assert "\n" not in str(caught.value)
 
 
 def test_long_rotations_and_other_images_are_refused(tmp_path):
@@ -220,9 +220,8 @@ def with_files(folder, family: str, files) -> str:
 
 @pytest.mark.parametrize("message", OTHER_FILES)
 def test_other_files_that_change_features_are_refused(message, tmp_path):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         federation_of(with_files(tmp_path / "bert", "bert", OTHER_FILES[message]))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_decoder_pools_its_last_token_alone(tmp_path):
