@@ -1,6 +1,5 @@
 """Pages of results: the tables written by hand have the numbers of the committed CSVs."""
 
-import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -243,28 +242,6 @@ def test_the_margins_of_fedtgp(label, above):
     (cells,) = (cells for cells in section("fedtgp.md", "Margins") if cells[0] == label)
     assert cells[-1] == f"{above} of 10"
     assert float(cells[3]) == pytest.approx(statistics.mean(server.values()), rel=1e-2)
-
-
-CSVS = [*sorted(RESULTS.glob("class_shares*.csv")), RESULTS / "fedral_blocks.csv"]
-
-
-@pytest.mark.parametrize("path", CSVS, ids=lambda path: path.stem)
-def test_fedrals_bytes_are_those_of_its_numbers(path):
-    """Ten clients a round send and receive r^2 / m numbers; r is 500 for CIFAR-10, else 50."""
-    for row in read_csv(path):
-        if not row["method"].startswith("fedral"):
-            continue
-        if not int(row.get("uplink_bytes", 0)):  # before the first round, or a published number
-            continue
-        width, blocks = {"cifar10": (500, 100), "fashion_mnist": (50, 10)}[row["dataset"]]
-        named = re.search(r"blocks=(\d+)", row["method"])
-        blocks = int(named[1]) if named else blocks
-        numbers = 4 * width**2 // blocks
-        counts = 0 if "uniform" in row["method"] else 4
-        arrived, rest = divmod(int(row["uplink_bytes"]), numbers + counts)
-        assert not rest and int(row["downlink_bytes"]) == 10 * numbers, row
-        # a client whose weights are not finite any more sends nothing
-        assert 9 <= arrived <= 10 if "learning_rate=0.3" in row["method"] else arrived == 10, row
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.accuracy_by_setting import picture, points_of, table_of
-from experiments.rows import read_rows, write_rows
+from experiments.rows import read_rows
 from experiments.run_folders import chosen_score, unfinished
 from experiments.setting_points import (
     Point,
@@ -144,14 +144,6 @@ def test_files_of_a_comparison_and_of_evaluations_are_read():
         points_of_file(RESULTS / "few_shot_2.csv", "shots", "2", score="accuracy", by="best")
     with pytest.raises(ValueError, match=r"has no accuracy best; it must be trials.csv"):
         points_of_file(RESULTS / "leaks.csv", "shots", "2", score="accuracy", by="best")
-
-
-def test_the_table_draws_the_picture_again(folders, tmp_path):
-    points = points_of_folders(folders, [ALPHA], "accuracy", "best")
-    write_rows(tmp_path / "a.csv", Point._fields, points)
-    assert read_rows(tmp_path / "a.csv", Point) == points
-    with pytest.raises(ValueError, match="must have rows with the columns setting, value, "):
-        read_rows(RESULTS / "leaks.csv", Point)
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,9 @@ def refused(run_module, *arguments):
         ("", "give --workdir and --attack, or --csv alone"),
         ("--attack=dgl", "'dgl'; did you mean 'dlg'"),
         ("--attack=dlg --batch=0", "--batch is 0; it must be from 1 to 16"),
-        ("--attack=dlg --uploads=65", "--uploads is 65; it must be from 1 to 64"),
         ("--attack=dlg --epsilon_rounds=0", "--epsilon_rounds is 0; it must be at least 1"),
-        ("--attack=dlg --noise=much", "--noise is 'much'; it must be numbers of at least 0"),
-        ("--attack=dlg --tv=0.1,-1", "--tv is '0.1,-1'; it must be numbers of at least 0"),
+        ("--attack=dlg --tv=much", "--tv is 'much'; it must be numbers of at least 0"),
+        ("--attack=dlg --noise=0.1,-1", "--noise is '0.1,-1'; it must be numbers of at least 0"),
         ("--attack=dlg", "no run in"),
     ],
 )

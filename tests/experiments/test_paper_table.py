@@ -137,14 +137,6 @@ def test_another_score_leaves_out_the_runs_without_it(runs):
     assert not evaluations.tops(runs[:1], "global_accuracy_head")
 
 
-def test_every_evaluation_is_a_row(runs, tmp_path):
-    evaluations.write_evaluations(runs, tmp_path / "all.csv")
-    rows = read_csv(tmp_path / "all.csv")
-    assert len(rows) == 12
-    cells_of_row = [rows[4][name] for name in ("method", "seed", "accuracy", "uplink_bytes")]
-    assert cells_of_row == ["fedktl", "1", "0.7", "1024"]
-
-
 def test_rounds_after_a_number_do_not_count(runs, tmp_path):
     assert [len(run.history) for run in find_runs(tmp_path, 1)] == [2] * 4
     assert cells(markdown(find_runs(tmp_path, 1), {}, "accuracy"), "fedktl")[1] == "65.00 ± 5.00"

@@ -28,13 +28,6 @@ def test_ssim(pairs):
     assert scores[0] > 0.9 > scores[1] > scores[2]
 
 
-def test_known_values():
-    """A constant off by 0.1 has 20 dB, and of SSIM the term of the means alone."""
-    a, b = np.full((1, 11, 11, 1), 0.5), np.full((1, 11, 11, 1), 0.6)
-    np.testing.assert_allclose(images.psnr(a, b), 20)
-    np.testing.assert_allclose(images.ssim(a, b), (2 * 0.3 + 1e-4) / (0.25 + 0.36 + 1e-4))
-
-
 def test_small_images_are_refused():
     with pytest.raises(ValueError, match="images are 10x28; SSIM needs at least 11x11 pixels"):
         images.ssim(np.zeros((1, 10, 28, 1)), np.zeros((1, 10, 28, 1)))

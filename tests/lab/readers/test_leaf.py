@@ -110,7 +110,6 @@ def test_new_users_have_no_clients(tmp_path):
         (leaf(a=[(DARK, "0")]), "user 'a': labels are"),
         (leaf(a=[("short", "t")]), "user 'a' has a text of other than 80 characters"),
         (leaf(a=[("x" * 80, "to")]), "user 'a' has a text of other than 1 characters"),
-        (leaf(a=[("x" * 80, "t"), ("x" * 80, 1)]), "user 'a' has a text of other than 1"),
         (leaf(a=[("x" * 80, "t")]), "some users have images and others letters"),
         (leaf(a=[(["x", "y"], 0)]), "rows of 2 texts; a tweet has 5"),
         (leaf(a=[([], 0)]), "user 'a'"),

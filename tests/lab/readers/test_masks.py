@@ -93,11 +93,3 @@ def test_two_images_of_one_name_are_refused(tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
     (tmp_path / "images").mkdir()
     read_refused("0 images and 0 masks", tmp_path)
-
-
-def test_an_npz_has_masks_as_labels(tmp_path):
-    pairs = [sample(4, 4) for _ in range(3)]
-    images, masks = map(np.stack, zip(*pairs))
-    np.savez(tmp_path / "set.npz", images=images, labels=masks)
-    dataset = load_dataset(f"npz:{tmp_path / 'set.npz'}", task="per-pixel", image_size=2)
-    assert dataset.inputs.shape == (3, 2, 2, 3) and dataset.targets.shape == (3, 2, 2)

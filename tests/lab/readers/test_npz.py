@@ -195,7 +195,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         ({"x": SIGNALS > 0}, "x is bool (4, 16, 9); call it images"),
         ({"x": RNG.integers(0, 9, (4, 5, 5))}, "int64 images"),
         (two_scales(PHOTOS / 255, PHOTOS), "x_train is float64 and x_test is uint8, which may"),
-        (two_scales(PHOTOS, PHOTOS / 255), "x_train is uint8 and x_test is float64, which may"),
         # one pixel chooses no range
         (photos(with_pixel(1.7)), "divide by the maximum"),
         (photos((PHOTOS - 120.0) / 60), "as they were before they were normalised, uint8, or"),
@@ -227,7 +226,6 @@ def photos(images, labels=Y) -> dict[str, np.ndarray]:
         # labels, groups, names of classes, sets
         (photos(BYTES, [0, -1]), "labels run from -1"),
         (photos(BYTES, [0, 1, 2]), "2 samples but labels of shape (3,)"),
-        (photos(BYTES, 3), "2 samples but labels of shape ()"),
         (photos(PHOTOS, np.arange(30)), "labels has 30 classes in 30"),
         ({"x": SIGNALS, "group": OWN_LABELS / 2}, "group of float64 (4,); they must be integers"),
         ({"x": SIGNALS, "group": OWN_LABELS[:2]}, "groups are int32 (2,)"),

@@ -303,7 +303,6 @@ def test_a_group_that_marks_a_missing_value_is_said(tmp_path, caplog):
     ("text", "name", "reason"),
     [
         (TABLE.replace("40", ""), "", "line 3 has no value in column 'age'; fill in these values"),
-        (TABLE.replace("40", "NA"), "", "line 3 has no value in column 'age'"),
         (TABLE.replace("40", "nan"), "", "line 3 has nan in column 'age'"),
         (TABLE.replace("40", "1e99"), "", "line 3 has 1e+99 in column 'age'"),
         (TABLE.replace("no", " "), "", "line 3 has no value in column 'label'"),

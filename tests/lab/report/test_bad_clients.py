@@ -126,7 +126,8 @@ def test_honest_clients_are_scored():
     np.testing.assert_array_equal(evaluated_clients(typed_config(config)), np.flatnonzero(honest))
     config.evaluate.sample = 5
     some = evaluated_clients(typed_config(config))
-    assert len(some) == 5 and honest[some].all()
+    assert len(some) == 5 and honest[some].all() and (np.diff(some) > 0).all()
+    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), some)
 
 
 def test_the_committed_config_takes_attacks_and_defences():

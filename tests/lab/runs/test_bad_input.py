@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import optax
 import pytest
 
@@ -17,7 +16,7 @@ from fedjax_ht.lab.config.base import (
 )
 from fedjax_ht.lab.config.entries import preset
 from fedjax_ht.lab.runs.federation import width_rates
-from fedjax_ht.lab.runs.method import check_pretraining, evaluated_clients
+from fedjax_ht.lab.runs.method import check_pretraining
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.run import run_name
 from fedjax_ht.methods.local import local
@@ -40,21 +39,14 @@ BAD = {
     "entry 'local:3': '3' sets nothing; KEY=VALUE may set": {"entries": ("local:3",)},
     "fedtgp:tau=a: tau is 'a'; it must be a number of at least 0": {"entries": ("fedtgp:tau=a",)},
     "learning_rate cannot be 'a'; it is 0.01 by": {"entries": ("fd:training.learning_rate=a",)},
-    "entries has a dict without label, method, options": {"entries": ({1: 2},)},
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
         "entries": (preset("fedtgp:tau=3.0", "validation"), "fedproto@tuned")
     },
-    "training.learning_rate is -1.0": {"entries": ("local:training.learning_rate=-1.0",)},
     "fedavg averages whole models and needs one architecture": {"entries": ("fedavg",)},
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
     "fedproto:weight=-1: weight is -1.0; it must be": {"entries": ("fedproto:weight=-1",)},
-    "student_lr is 'nan'; it must be a number of at least 0": {"entries": ("dfrd:student_lr=nan",)},
-    "training.optimizer is 'adma'; did you mean 'adam'?": {"training.optimizer": "adma"},
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
-    "did you mean 'training.learning_rate'?": {"training.learnin_rate": 0.1},
     "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'?": {"entries": ("fedrolx+dfrd",)},
-    "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {"method.options.wieght": 1.0},
-    "has no option 'aplha'; did you mean 'alpha'?": {"partition.options.aplha": 1.0},
     "did you mean 'practical'?": {"partition.kind": "practicle", "partition.options": {}},
     "uplink: unknown transform 'gausian_noise'": {"uplink": (("gausian_noise", 0.1, 0.2),)},
     "uplink has 0.05; it must be a name and its numbers": {"uplink": (0.05, 0.2)},
@@ -70,11 +62,9 @@ BAD = {
     "evaluate.sample is 5, and new_share 0.2": {"evaluate.sample": 5, "new_share": 0.2},
     "new_share is 0.99, so all clients of": {"new_share": 0.99},
     "scoring.adapt_epochs is 1": {"scoring.adapt_epochs": 1, "scoring.state": "trained"},
-    "devices_profile.late is 'arrives', but an upload of fedrolex is only valid": {
-        "method": {"name": "fedrolex", "options": {}},
-        "model.rates": "1,1/2",
-        "model.group": "conv4",
-        "model.norm": "static_batch",
+    "devices_profile.late is 'arrives', but an upload of fedhenn is only valid": {
+        "method": {"name": "fedhenn", "options": {}},
+        "dataset.public": "hold_out:0.1",
         "devices_profile.up": "1",
         "devices_profile.deadline": 1.0,
         "devices_profile.late": "arrives",
@@ -137,13 +127,6 @@ def test_rates_make_a_federation_of_slices():
     assert not any(b.module.base.scaler for b in federation.buckets)
 
 
-def test_a_sample_of_clients_is_a_pure_function_of_the_seed():
-    config = config_with(**{"evaluate.sample": 7})
-    ids = evaluated_clients(typed_config(config))
-    assert len(set(ids.tolist())) == 7 and (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < 20
-    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), ids)
-
-
 def test_config_arguments():
     assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
     assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
@@ -154,10 +137,6 @@ def test_config_arguments():
         apply_argument(base_config(), "fast")
     with pytest.raises(ValueError, match="unknown partition 'moon'; the"):
         apply_argument(base_config(), "partition=moon")
-    with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
-        method_config("fedproto", tau=1.0)
-    with pytest.raises(ValueError, match="partition 'iid' has no option 'alpha'"):
-        partition_config("iid", alpha=1.0)
 
 
 def test_runs_of_other_arguments_have_other_folders():
@@ -169,9 +148,7 @@ def test_runs_of_other_arguments_have_other_folders():
 @pytest.mark.parametrize(
     "command, arguments, message",
     [
-        ("main", ["--config.rounds=-1"], "rounds is -1"),
         ("main", ["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its"),
-        ("main", ["--config=no/such/file.py"], "no config file no/such/file.py"),
         ("main", ["stray"], "stray"),
         ("main", ["--workdir="], "--workdir is empty"),
         ("compare", ["--target=0.5", "--target_share=0.5"], "both given"),

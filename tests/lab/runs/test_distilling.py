@@ -9,7 +9,6 @@ from experiments.configs import (
     fashion_mnist_quarter,
     fashion_mnist_sliced,
 )
-from fedjax_ht.data.partition import check_partition
 from fedjax_ht.lab.config.base import base_config, method_config, typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of
 from fedjax_ht.lab.runs.compare import comparison
@@ -64,12 +63,6 @@ def test_dense_is_given_the_label_wherever_it_is_compared(file):
     expected = (4.0, True) if file is fashion_mnist_distil else (None, False)
     names = ("temperature", "temperature_squared")
     assert {tuple(entry.options[name] for name in names) for entry in entries} == {expected}
-
-
-def test_a_search_takes_dfrd_s_split_with_a_validation_share():
-    config = fashion_mnist_quarter.get_config("method=fedavg+dfrd")
-    config.partition.options.val_share = 0.2
-    check_partition("dfrd", 10, 10, **config.partition.options)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import optax
 import pytest
 
 from experiments.configs import (
@@ -14,17 +13,11 @@ from experiments.configs import (
     tiny_imagenet_fedktl,
     tiny_imagenet_few_shot_fedktl,
 )
-from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import chosen, entries_of, only
 from fedjax_ht.lab.configs import few_samples
 from fedjax_ht.lab.generators import SHIPPED, npz
 from fedjax_ht.lab.runs.plan import plan
-from fedjax_ht.methods.fedktl import fedktl
-from fedjax_ht.models import SplitModel
-from fedjax_ht.models.layers import Linear
-from tests import tiny
 
 CONFIGS = (
     cifar10_fedktl,
@@ -92,20 +85,3 @@ def test_arms_are_the_full_method_with_one_option_changed():
         assert not {"generator", "latents"} & set().union(*changed)
     with pytest.raises(ValueError, match="arms is 'all'; it must be ablations or mu"):
         tiny_imagenet_fedktl.get_config("arms=all")
-
-
-def test_few_images_of_a_hundred_unseen_classes():
-    config = tiny_imagenet_few_shot_fedktl.get_config("shots=9")
-    assert (config.partition.kind, config.partition.options.shots) == ("few_shot", 9)
-    assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN
-    with pytest.raises(ValueError, match="shots is 'few'"):
-        tiny_imagenet_few_shot_fedktl.get_config("shots=few")
-
-
-def test_random_classes_come_from_a_shipped_generator():
-    modules = {"flat": SplitModel(tiny.Flat(4), Linear(10))}
-    federation = make_federation(modules, (32, 32, 3), 10, num_clients=2)
-    training = LocalTraining(optax.sgd(0.1))
-    fedktl(training, generator="fashion_mnist_classes_32", source="labels").check(federation)
-    with pytest.raises(ValueError, match="'fashion_mnist_32' knows 0 classes"):
-        fedktl(training, generator="fashion_mnist_32", source="labels").check(federation)

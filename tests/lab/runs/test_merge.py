@@ -69,15 +69,10 @@ def test_unlike_runs_are_refused(tmp_path, other, message):
     assert not (tmp_path / "whole").exists()
 
 
-def test_what_changes_no_number_may_differ(tmp_path):
-    first = part(tmp_path / "a", "local")
-    second = part(tmp_path / "b", "fedtgp", dataset__data_dir="/elsewhere", devices=2)
-    assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
-
-
-def test_equal_data_may_lie_in_different_folders(tmp_path):
-    first = part(tmp_path / "a", "local", dataset__name="npz:/here/mine.npz")
-    second = part(tmp_path / "b", "fedtgp", dataset__name="npz:/there/mine.npz")
+def test_what_changes_no_number_may_differ_and_equal_data_may_lie_elsewhere(tmp_path):
+    first = part(tmp_path / "a", "local", dataset__name="npz:/here/mine.npz", devices=2)
+    elsewhere = {"dataset__name": "npz:/there/mine.npz", "dataset__data_dir": "/elsewhere"}
+    second = part(tmp_path / "b", "fedtgp", **elsewhere)
     assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
     third = part(tmp_path / "c", "fedproto", dataset__name="npz:/there/other.npz")
     with pytest.raises(ValueError, match=r"dataset.name is 'npz:mine.npz' there and 'npz:other"):

@@ -11,7 +11,6 @@ from fedjax_ht.lab.weights.start import weights_of_model
 from tests.federations import count_parameters
 from tests.hugging_face import write_folder
 from tests.lab.readers.test_texts import write_csv
-from tests.lab.runs.folders import refused
 
 CLIENTS, WIDTH = 4, 8
 
@@ -37,28 +36,6 @@ def test_a_set_of_texts_and_its_models(config):
     expected = ["fasttext", "text_logistic", "lstm", "bilstm"]
     assert [bucket.name for bucket in federation.buckets] == expected
     assert count_parameters(federation.buckets[1]) == {"base": 52 * WIDTH, "head": WIDTH * 4 + 4}
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("model.group", "cnn5", r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]"),
-        ("dataset.name", "fashion_mnist_10k", "text_length is 10, but fashion_mnist_10k"),
-        ("method.name", "fedclassavg", r"FedClassAvg needs images, .*; these models take int32"),
-    ],
-)
-def test_wrong_fields_are_refused(config, path, value, message):
-    config.update({path: value})
-    if path == "method.name":
-        config.method.options = {}
-    with refused(message):
-        plan(config)
-
-
-def test_the_config_knows_two_sets():
-    assert ag_news.get_config().dataset.name == "ag_news"
-    with pytest.raises(ValueError, match="set is 'news'; it must be ag_news or ag_news_test"):
-        ag_news.get_config("set=news")
 
 
 def test_a_folders_model_needs_its_tokenizer(tmp_path):

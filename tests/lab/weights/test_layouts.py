@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ht.core.bucket import features, init_variables, logits
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.lab.weights.start import own_names, starting_weights, state_dict, with_weights
-from fedjax_ht.models.cnn import mlp
+from fedjax_ht.lab.weights.start import own_names, starting_weights, state_dict
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
@@ -90,14 +89,6 @@ def test_a_model_without_a_torch_original_has_its_own_names():
     more = arrays | {"shared/params/x": np.ones(2)}
     loaded = starting_weights(more, module, variables, head=True)
     jax.tree.map(np.testing.assert_array_equal, loaded["params"], variables["params"])
-
-
-def test_architectures_get_weights_one_after_the_other():
-    federation = make_federation({"a": mlp(3, (4,)), "b": mlp(3, (5,))}, (2,), 3, num_clients=2)
-    for bucket in federation.buckets:
-        variables = init_variables(bucket, jax.random.key(0))
-        federation = with_weights(federation, {bucket.name: variables}, head=True)
-    assert all(bucket.weights for bucket in federation.buckets)
 
 
 def test_heads_that_do_not_fit_stay():
