@@ -1,7 +1,6 @@
 """Runs among clients that attack: what is scored, what is said, and when a run gives up."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from fedjax_ht.lab.runs.compare import write_comparison
 from fedjax_ht.lab.runs.method import evaluated_clients
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import play, simulate, with_noted_lanes
-from fedjax_ht.lab.runs.run import execute
+from fedjax_ht.lab.runs.progress import Progress
 from fedjax_ht.lab.runs.train import GaveUp, train_and_evaluate
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.options import Attack
@@ -83,15 +82,13 @@ def config_with(path, *entries, **fields):
     return config
 
 
-def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(
-    blank_pictures, tiny_config, tmp_path, capfd
-):
-    fields = {"trials": 2, "rounds": 4, "evaluate": {"every": 4}, "devices": 1}
-    config = config_with(tiny_config, "local:training.learning_rate=1e30", **fields)
-    execute(config, tmp_path)
-    note = re.compile(r".*, trial ([01]), round [123]: not finite, excluded from the round: client")
-    lines = [line for line in capfd.readouterr().err.splitlines() if "not finite" in line]
-    assert {note.match(line)[1] for line in lines} == {"0", "1"}
+def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(capsys):
+    progress = Progress(rounds=4, trials=2)
+    row = {"round": 1, "not_finite": [2], "server_finite": True, "far_off": []}
+    for trial in (0, 1):
+        progress("local", row | {"trial": trial, "seconds_round": 1.0, "seconds_evaluation": 0.0})
+    line = "local, trial {}, round 1: not finite, excluded from the round: client 2"
+    assert capsys.readouterr().err.splitlines() == [line.format(0), line.format(1)]
 
 
 def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
@@ -105,16 +102,6 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
 
     play(run._replace(method=run.method._replace(view=view)), tmp_path, tell, [])
     assert warned == ["local, trial 0, round 1: odd"]
-
-
-def test_outliers_are_refused_by_default_and_named(blank_pictures, tiny_config, tmp_path):
-    config = config_with(tiny_config, "lg_fedavg", rounds=2, attack=SCALED)
-    result = train_and_evaluate(config, tmp_path, warn=lambda line: None)
-    (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
-    rows = result.histories["lg_fedavg"][0][1:]
-    assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
-    line = f"outlying uploads refused, by refuse_outliers: client {attacker}; in 2 rounds"
-    assert line in result.summary
 
 
 def test_honest_clients_are_scored():

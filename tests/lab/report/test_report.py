@@ -171,6 +171,11 @@ def test_a_round_of_several_trials_is_counted_once():
     assert kept == f"a: the server's step was not finite; its last state was kept; {place}"
 
 
+def test_uploads_that_were_refused_are_pointed_at():
+    (refused,) = warnings({"a": runs(0.1, 0.6, refused=[3])})
+    assert refused.startswith("a: outlying uploads refused, by refuse_outliers: client 3; in 2 rou")
+
+
 def test_uploads_that_came_too_late_are_pointed_at():
     (rows,) = runs(0.1, 0.6, 0.6)
     rows[1]["late"], rows[2]["late"] = [7, 2], [2]
