@@ -97,8 +97,6 @@ WRONG = {  # behind --config=quickstart_fedtgp
     "--noconfig.shared_int": UNKNOWN + "'shared_int'; did you mean 'shared_init'?",
     "--config.method.options.wait=1": UNKNOWN + "'method.options.wait'; did you mean 'method.opt",
     "--config.partition.options.aplha=1": UNKNOWN + "'partition.options.aplha'; did you mean",
-    "--config.training.lr=1": UNKNOWN + "'training.lr'; did you mean 'training.learning_rate'?",
-    "--config.clients=1": UNKNOWN + "'clients'; did you mean 'partition.num_clients'?",
     "--config.report=none": "report is a section of the config; set one of its fields: maps",
     "--rounds=3": NO_FLAG + "--rounds; rounds is a field of the config: write --config.rounds=3",
     "--training.epochs": NO_FLAG + "--training.epochs; training.epochs is a field of the config",

@@ -160,9 +160,13 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
     return ends
 
 
+@pytest.mark.parametrize(
+    ("count", "flips"), [(12, 24), pytest.param(240, 200, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_wrong_bit_is_seen(tmp_path, name):
-    ends = _flipped(tmp_path, *FORMATS[name], 12, 24)
+def test_wrong_bits_are_seen(tmp_path, name, count, flips):
+    ends = _flipped(tmp_path, *FORMATS[name], count, flips)
+    print(f"{name}: {dict(ends)}")
     assert ends["other data"] == 0 and ends["refused"] > 6, ends
 
 
@@ -174,11 +178,3 @@ def test_a_truncated_file_is_refused(tmp_path, name, kept):
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
     with refused(re.escape(str(tmp_path))):
         read(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
-def test_200_wrong_bits_are_seen(tmp_path, name):
-    ends = _flipped(tmp_path, *FORMATS[name], 240, 200)
-    print(f"{name}: {dict(ends)}")
-    assert ends["other data"] == 0, ends

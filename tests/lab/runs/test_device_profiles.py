@@ -78,7 +78,6 @@ RATE = "; it must be empty, a number above 0 such as 1e9, or lognormal/MEDIAN/SI
 BAD = {
     f"devices_profile.flops is 'fast'{RATE}": {"flops": "fast"},
     f"devices_profile.up is '0'{RATE}": {"up": "0"},
-    f"devices_profile.down is 'nan'{RATE}": {"down": "nan"},
     f"devices_profile.memory is 'inf'{RATE}": {"memory": "inf"},
     f"devices_profile.up is 'lognormal/1e6'{RATE}": {"up": "lognormal/1e6"},
     f"devices_profile.up is 'lognormal/1e6/-1'{RATE}": {"up": "lognormal/1e6/-1"},
