@@ -68,8 +68,9 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
 
     Raises:
       ValueError: numbers are narrower than float32; the choice of sent rows, a count, or another
-        integer depends on data or a client's state; the code of uploads is incompatible with privacy; or, for sums, the server reads more
-        than sums, or clients may have different weights.
+        integer depends on data or a client's state; the code of uploads is incompatible with
+        privacy; or, for sums, the server reads more than sums, or clients may have different
+        weights.
     """
     unit, name = f"privacy.unit is {'client' if sums else 'upload'!r}", method.name
     _check_server_sees_no_data(method, unit)
@@ -137,9 +138,9 @@ def check_samples(method: Method, federation: Federation) -> None:
     """Checks that clients reveal samples only through gradients, the only values with noise.
 
     Raises:
-      ValueError: numbers are narrower than float32; a client sends or keeps other functions of its samples; it does not train exactly
-        once per round, or trains in a loop; or models normalise by batch, although DP-SGD sees one
-        sample at a time.
+      ValueError: numbers are narrower than float32; a client sends or keeps other functions of its
+        samples; it does not train exactly once per round, or trains in a loop; or models normalise
+        by batch, although DP-SGD sees one sample at a time.
     """
     unit, name = "privacy.unit is 'sample'", method.name
     _check_server_sees_no_data(method, unit)
