@@ -177,7 +177,7 @@ TABLES = [  # page, heading, CSV, data set, (score, measures) in their order, [(
      [("... by the global A", "fedral blocks=100")]),
     ("class_shares", "CIFAR-10, two classes a client, ten", "class_shares_two_classes_ten_epochs", CIFAR,
      [("accuracy", at(20, 40, 60, 80, 100), ONE, each(late)), ("best_participants", ONE)],
-     [("FedRAL, 100 blocks", "fedral blocks=100"), ("local", "local")]),
+     [("FedSSA", "fedssa"), ("FedRAL, 100 blocks", "fedral blocks=100"), ("local", "local")]),
     ("class_shares", "CIFAR-10, two classes a client, ten", "class_shares_two_classes_ten_epochs", CIFAR,
      [("accuracy_global", at(20, 40, 60, 80, 100), ONE, each(late)),
       ("best_participants_global", ONE)],
