@@ -209,10 +209,11 @@ def train(
       >>> round(float(result.params), 3)
       2.0
     """
+    source, size = data.splits[split], training.batch_size
+    sums = _zero_sums(loss_fn, params, stats, data, source, size, key, num_classes)
     if data.trainer is not None:
         data, trainer = data._replace(trainer=None), data.trainer
         return trainer(training, loss_fn, params, stats, data, key, num_classes, split)
-    source, size = data.splits[split], training.batch_size
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     shuffle_key, _, loss_key = jax.random.split(key, 3)
     # Methods take `fold_in(key, 1)`, which is the second of these, for a phase of their own.
@@ -248,7 +249,6 @@ def train(
         last = jnp.minimum(first + per_epoch, start + steps)
         return lax.fori_loop(jnp.maximum(first, start), last, lambda i, s: step(order, i, s), state)
 
-    sums = _zero_sums(loss_fn, params, stats, data, source, size, loss_key, num_classes)
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
     passes = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, passes, epoch, state)
@@ -341,7 +341,12 @@ def _order(
 def _zero_sums(
     loss_fn, params, stats, data, source, batch_size, key, num_classes
 ) -> ClassSums | None:
-    """Returns the class sums before the first step; None if the loss returns no rows."""
+    """Returns the class sums before the first step; None if the loss returns no rows.
+
+    Raises:
+      ValueError: the loss does not return a `Loss` with a scalar and the given statistics' form, or
+        returns rows without `num_classes`. One line.
+    """
 
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)

@@ -115,6 +115,19 @@ def test_noise_is_as_strong_as_told_and_its_keys_own():
     assert np.abs(noisy.mean(1)).max() < 5 * clip * noise / 3 / np.sqrt(width)
 
 
+def test_a_loss_of_a_vector_is_refused_as_without_privacy():
+    data = tiny.client_data(np.arange(9))._replace(
+        trainer=functools.partial(dp_train, 1.0, 0.0, ())
+    )
+    training = LocalTraining(optax.sgd(1.0), batch_size=3, steps=1)
+
+    def vector(params, stats, batch, key):
+        return Loss(jnp.zeros(len(batch.y)) * params, stats)
+
+    with pytest.raises(ValueError, match="returns a value of shape"):
+        train(training, vector, jnp.float32(1), {}, data, key=KEY)
+
+
 def test_without_noise_and_clipping_it_trains_as_training_does():
     """A client that fills one batch has all of its samples in each."""
     data = tiny.client_data([0, 1, 2, 3, 1, 0])

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 
 from fedjax_ht.check.options import MAX_SEED, Rest, check_value, checked
-from fedjax_ht.core.contract import lacks_public_set, require_public_set, require_server_statistics
+from fedjax_ht.core.contract import (
+    lacks_public_set,
+    require_public_set,
+    require_server_statistics,
+    require_task,
+)
 from fedjax_ht.core.federation import Federation, with_new_clients
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import Method
@@ -21,7 +26,7 @@ from fedjax_ht.data.partition.notes import check_split
 from fedjax_ht.data.public import HOLD_OUT, beside, held_out, hold_out_share
 from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import parse_shift, shifted
-from fedjax_ht.data.standardise import is_pending, standardised, with_scale
+from fedjax_ht.data.standardise import with_scale
 from fedjax_ht.data.targets import standardised_targets
 from fedjax_ht.lab.config.base import AnyConfig, partition_config, typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, entries_of, keeping
@@ -139,9 +144,8 @@ def plan(
     recipes = [run.config.training for run in settled.runs.values()]
     read = make_dataset(config.dataset, config.partition, recipes, loaded=dataset)
     partitions = make_partitions(config, read)
-    read = standardised_targets(read, *partitions)
-    if is_pending(read):
-        read = standardised(read, *partitions)
+    # All trials share a task, and with it the programs. Features have each trial's own moments.
+    read = standardised_targets(read, partitions[0])
     federations = make_federations(settled, read, begun, models=models)
     runs = {}
     for label, run in settled.runs.items():
@@ -377,6 +381,7 @@ def make_federations(
         federations[label] = built[key]
     for label, run in settled.runs.items():
         method, federation = run.method, federations[label]
+        require_task(method, federation)
         require_public_set(method, federation)
         require_server_statistics(method, federation)
         with_new_clients(federation, run.options.new_share)  # checks its share

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.config.base import base_config, partition_config, typed_config
 from fedjax_ht.lab.config.entries import only
 from fedjax_ht.lab.report.results import Aim, check_aim
 from fedjax_ht.lab.report.rows import PARTICIPANTS, Score
 from fedjax_ht.lab.runs.evaluate import load_run, print_scores
-from fedjax_ht.lab.runs.plan import plan
+from fedjax_ht.lab.runs.plan import fitting, plan
 from fedjax_ht.lab.runs.search import searched, table
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.lab.runs.folders import refused
@@ -54,12 +55,32 @@ def test_a_run_shows_its_error(homes, tmp_path, capsys, blank_pictures):
     assert again.histories == result.histories and again.summary == result.summary
 
 
+def test_a_method_of_classes_is_refused_before_any_entry_trains(homes):
+    config, skipped = only(typed_config(config_of(homes)), ["local", "fedproto"]), []
+    with refused("fedproto compares samples by class"):
+        plan(config)
+    assert len(fitting(config, skipped.append).entries) == 1
+    assert len(skipped) == 1
+
+
 def test_test_samples_set_no_units(homes):
     (run,) = plan(only(typed_config(config_of(homes)), ["local"])).runs.values()
     train = np.concatenate([client.train for client in run.partitions[0]])
     centre = run.federation.task.predictions(np.zeros((1, 1)))
     np.testing.assert_allclose(centre, run.dataset.targets[train].mean(), rtol=1e-5)
     assert abs(centre - run.dataset.targets.mean()) > 1e-3
+
+
+def test_a_trial_with_a_split_of_its_own_has_the_features_of_that_run(homes):
+    """Other trials' training samples are its test samples."""
+    config, moments = typed_config(config_of(homes)), []
+    config.partition.per_trial = True
+    for config.trials, config.partition.seed, trial in ((2, 1, 1), (1, 2, 0), (1, 1, 0)):
+        (run,) = plan(only(config, ["local"])).runs.values()
+        data = arranged(run.dataset, run.partitions[trial], run.federation)
+        moments.append(data.buckets[run.federation.buckets[0].name].preprocess.mean)
+    np.testing.assert_array_equal(moments[0], moments[1])
+    assert not np.array_equal(moments[0], moments[2])
 
 
 def test_a_search_minimises_the_error(homes, tmp_path):
@@ -93,6 +114,7 @@ def test_targets_of_a_comparison(aim, score, line):
 
 
 def test_a_target_that_no_run_reaches_is_refused_before_training(homes, tmp_path):
+    config = only(typed_config(config_of(homes)), ["local"])
     with refused("--target_score are for accuracies"):
-        train_and_evaluate(config_of(homes), tmp_path / "run", aim=Aim(PARTICIPANTS))
+        train_and_evaluate(config, tmp_path / "run", aim=Aim(PARTICIPANTS))
     assert not (tmp_path / "run").exists()
