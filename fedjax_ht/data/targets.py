@@ -7,6 +7,7 @@ class of a sample.
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -18,6 +19,9 @@ from fedjax_ht.core.task import Task, multi_label, per_pixel, regression
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
+
+MOST_OFFSET = 1e5
+"""Times the deviation: float32 rounds targets so far from 0 to a hundredth of their deviation."""
 
 
 @checked
@@ -101,6 +105,13 @@ def _task_of(name: str, columns: np.ndarray) -> Task:
     if len(equal):
         raise ValueError(
             f"{name}: all targets of column {equal[0]} are {centre[equal[0]]:g}; remove it"
+        )
+    far = np.flatnonzero(np.abs(centre) > MOST_OFFSET * scale)
+    if len(far):
+        warnings.warn(
+            f"{name}: targets of column {far[0]} are {centre[far[0]]:.4g} +- {scale[far[0]]:.4g}, "
+            "and float32 lacks the digits of their differences; subtract a constant",
+            stacklevel=3,
         )
     return regression(tuple(centre.tolist()), tuple(scale.tolist()))
 

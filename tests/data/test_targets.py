@@ -60,6 +60,12 @@ def test_targets_of_training_samples_alone_set_the_units():
         standardised_targets(dataset, untrained)
 
 
+def test_targets_that_float32_cannot_tell_apart_are_pointed_at():
+    x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    with pytest.warns(UserWarning, match=r"column 0 are 1.7e\+09 .* subtract a constant"):
+        regression_dataset("time", x, 1.7e9 + 100 * x)
+
+
 def test_targets_that_repeat_make_fewer_groups():
     dataset = regression_dataset("toy", X, np.repeat([0, 1, 2], 20), bins=10)
     assert dataset.num_classes == 3 and np.bincount(dataset.labels).tolist() == [20] * 3

@@ -38,6 +38,7 @@ from fedjax_ht.lab.checkpoints import sealed, segments
 from fedjax_ht.lab.checkpoints.writers import write_runs
 from fedjax_ht.lab.files import PASSING, is_caused_by
 from fedjax_ht.lab.version import library_version
+from fedjax_ht.simulation.history import check_start
 from fedjax_ht.simulation.rows import Row
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -379,7 +380,8 @@ def save(
       history: all rows up to that state, as `fl.run` returns them.
 
     Raises:
-      ValueError: `folder` is a file, or a row has a value that JSON does not have. One line.
+      ValueError: `folder` is a file, the last row is not of the state's round, or a row has a value
+        that JSON does not have. One line.
       OSError: the folder cannot be written to.
     """
     folder = Path(folder)
@@ -390,6 +392,8 @@ def save(
         json.dumps(rows)
     except TypeError as error:
         raise ValueError(f"history: {error}; give numbers of Python") from None
+    if rows:
+        check_start(state, rows)
     checkpointer = Checkpointer(folder / CHECKPOINTS, simulation, sums=simulation.program.sums())
     checkpointer.follow(rows, int(state.round))
     # All clients: the state may be of another simulation, with other first states.

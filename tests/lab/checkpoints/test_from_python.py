@@ -47,7 +47,10 @@ def test_the_two_newest_states_stay(tmp_path):
 
 def test_another_course_is_set_aside(tmp_path):
     save(tmp_path, toy_simulation(), COURSE[2], ROWS)
-    save(tmp_path, toy_simulation(), COURSE[1], [ROWS[0] | {"accuracy": 0.5}])
+    rows = [ROWS[0] | {"round": 1, "accuracy": 0.5}]
+    with pytest.raises(ValueError, match="history ends with round 2, but state is at round 1"):
+        save(tmp_path, toy_simulation(), COURSE[1], ROWS)
+    save(tmp_path, toy_simulation(), COURSE[1], rows)
     assert_same(load(tmp_path, toy_simulation())[0], stored(COURSE[1]))
     assert len(list(tmp_path.glob("set_aside_1/**/2"))) == 1
 
