@@ -129,11 +129,8 @@ def table_raw(
         ]
         samples = _samples(roles, features, table)
     # without a header, the columns' names are made up
-    known = (
-        {"label": ", ".join(roles.targets) or roles.label, "features": roles.features}
-        if table.roles is None
-        else {}
-    )
+    label = ", ".join(roles.targets) or roles.label
+    known = {"label": label, "features": roles.features} if table.roles is None else {}
     return Raw(
         samples.inputs,
         labels,

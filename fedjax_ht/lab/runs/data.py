@@ -287,9 +287,8 @@ def _rows(dataset: Dataset, described: Description, chosen: list[int]) -> Table:
         values = [f"{value:.6g}" for value in dataset.inputs[index]]
         rows.append([*_meaning(dataset, described, index).values(), str(index), *values])
     labels = list(_meaning(dataset, described, 0))
-    return Table(
-        [*labels, "row", *(f"{name} " if name in labels else name for name in names)], rows
-    )
+    columns = [f"{name} " if name in labels else name for name in names]
+    return Table([*labels, "row", *columns], rows)
 
 
 def _meaning(dataset: Dataset, described: Description, index: int) -> dict[str, str]:
