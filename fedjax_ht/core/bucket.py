@@ -296,7 +296,8 @@ def logits(
     bucket: Bucket, params: PyTree, representations: Float[Array, "B K"]
 ) -> Float[Array, "B C"]:
     """Runs the head: float [B, K] -> [B, num_classes]."""
-    scores: PyTree = bucket.module.apply({"params": params}, representations, method="classify")
+    variables = {"params": params} | frozen_collection(bucket)
+    scores: PyTree = bucket.module.apply(variables, representations, method="classify")
     return scores
 
 

@@ -5,6 +5,7 @@ Each fault is a one-line message with the model, the part at fault, and the reme
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -147,7 +148,14 @@ def _trace(
         features, changed = run(x, True, mask, rngs=rngs)
         if key is not None:  # a module that draws in training might also draw in evaluation
             run(x, False, mask)
-    if not getattr(module, "stateful", True) and _rewrites(variables, changed):
+    is_stateless = not getattr(module, "stateful", True)
+    base = type(getattr(module, "base", None))
+    if is_stateless and "train" in inspect.signature(base.__call__).parameters:
+        raise ValueError(
+            f"model {name!r}: {base.__name__}.__call__() takes train, which would stay at its "
+            f"default in training; wrap it as {STATEFUL}"
+        )
+    if is_stateless and _rewrites(variables, changed):
         raise ValueError(
             f"model {name!r} normalises by the current batch, padding included, also in "
             f"evaluation: wrap it as {STATEFUL}"

@@ -83,7 +83,7 @@ def regression(centre: tuple[float, ...], scale: tuple[float, ...]) -> Task:
     Returns:
       The task. Its score is "rmse", the root mean squared error; "mae" is the mean absolute error
       and "r2" the share of explained variance. "r2" is undefined for fewer than two samples, and if
-      all targets are equal.
+      all targets of a column are equal.
     """
     middle, width = np.array(centre, np.float32), np.array(scale, np.float32)
 

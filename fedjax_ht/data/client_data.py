@@ -181,6 +181,13 @@ def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -
             f"{dataset.name} is for {dataset.task.name}, the federation for "
             f"{federation.task.name}; make it with task=dataset.task"
         )
+    for bucket in federation.buckets:
+        known = getattr(getattr(bucket.module, "base", None), "vocabulary", None)
+        if dataset.vocabulary and known is not None and known < dataset.vocabulary:
+            raise ValueError(
+                f"{dataset.name} has a vocabulary of {dataset.vocabulary} tokens, and model "
+                f"{bucket.name!r} of {known}; make it with vocabulary={dataset.vocabulary}"
+            )
     if dataset.num_outputs != federation.num_classes:
         kind = "classes" if dataset.targets is None else "targets per sample"
         raise ValueError(

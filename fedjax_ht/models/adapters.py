@@ -217,7 +217,7 @@ def _rows(layer: nn.Module, x: jax.Array) -> jax.Array:
         path = "/".join(layer.path)
         raise ValueError(f"{path} has batch_dims, which lora does not support; remove it")
     axes = (layer.axis,) if isinstance(layer.axis, int) else tuple(layer.axis)
-    contracted = [axis % x.ndim for axis in axes]
+    contracted = sorted(axis % x.ndim for axis in axes)  # as flax orders the kernel's
     kept = [axis for axis in range(x.ndim) if axis not in contracted]
     size = math.prod(x.shape[axis] for axis in contracted)
     return jnp.transpose(x, (*kept, *contracted)).reshape(*(x.shape[i] for i in kept), size)

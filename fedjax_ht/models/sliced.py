@@ -25,7 +25,6 @@ from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import max_pool
 
 WIDTHS = (64, 128, 256, 512)
-RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 # depth: blocks per stage, as DFRD names them
 PREACT_STAGES = {18: (2, 2, 2, 2), 20: (2, 3, 2, 2), 34: (3, 4, 6, 3)}
 Tree = dict[str, Any]

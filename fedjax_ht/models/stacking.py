@@ -50,7 +50,7 @@ def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.
     step = nn.scan(
         run_block,
         # Axis 0 of every variable is the block, as `stack_blocks` and `unstack_blocks` take it.
-        variable_axes={"params": 0, "batch_stats": 0},
+        variable_axes={"params": 0, "batch_stats": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
         unroll=blocks_at_once(),

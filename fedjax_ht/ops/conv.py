@@ -71,8 +71,8 @@ def conv2d(
       kernel: float [h, w, C / groups, O], flax's layout.
       stride, padding: stride and zero padding in pixels, for both axes.
       groups: 1, or C with O = C for a depthwise convolution.
-      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, for
-        comparison); None takes patches, but on a CPU the faster one for a pass without gradient.
+      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution); None takes
+        patches, but on a CPU the faster one for a pass without gradient.
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].

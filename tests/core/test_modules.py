@@ -34,6 +34,14 @@ class Dropped(nn.Module):
         return dropout(nn.relu(nn.Dense(8)(x)), deterministic=not train)
 
 
+class Quiet(nn.Module):
+    """Draws nothing until it is told that it trains."""
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        return nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(8)(x)))
+
+
 class Attentive(nn.Module):
     scored: bool = False
 
@@ -115,6 +123,10 @@ REFUSED = {
     "stream of a dropout": (lambda: stateful(Dropped("drop")), "model 'm': Dropout_0 draws from"),
     "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over the device axis 'batch',"),
     "not stateful": (lambda: fl.SplitModel(Dropped(), HEAD), "model 'm': Dropped.__call__()"),
+    "silent": (
+        lambda: fl.SplitModel(Quiet(), HEAD),
+        "model 'm': Quiet.__call__() takes train, whic",
+    ),
     "stateful": (lambda: stateful(Plain()), "model 'm': Plain.__call__() takes 2 positional"),
     "nnx": (lambda: Linear(6, 8, nnx.Rngs(0)), "model 'm' is a tests.core.test_modules.Linear; it"),
     "nnx dropout": (

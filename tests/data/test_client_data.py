@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import fedjax_ht as fl
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.data.client_data import arranged, make_federation_data
@@ -265,3 +266,13 @@ def test_a_doubtful_split_is_told_of(note):
     with pytest.warns(UserWarning, match=f"^{re.escape(note)}") as caught:
         make_federation_data(MINE, NOTED[note], FEDERATION)
     assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_tokens_that_a_model_does_not_have_are_refused():
+    tokens = np.arange(40).reshape(8, 5)
+    dataset = fl.Dataset("texts", tokens, np.arange(8) % 2, ("a", "b"), vocabulary=40)
+    models = fl.model_group("text_logistic", 2, dataset.input_shape, vocabulary=30)
+    federation = fl.make_federation(models, dataset.input_shape, 2, num_clients=2)
+    partition = fl.make_partition("iid", dataset, 2, seed=0)
+    with pytest.raises(ValueError, match=r"a vocabulary of 40 tokens, and model .* of 30"):
+        fl.make_federation_data(dataset, partition, federation)

@@ -46,6 +46,14 @@ class Attention(nn.Module):
         return nn.Dense(5)(x.mean(1))
 
 
+class Turned(nn.Module):
+    """A layer over two axes, named from the later one on; flax sorts them."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.DenseGeneral(5, axis=(-2, -3))(x).mean(1)
+
+
 def federation_of(module: nn.Module, shape: tuple[int, ...] = SHAPE) -> fl.Federation:
     return make_federation({"model": module}, shape, NUM_CLASSES, num_clients=1)
 
@@ -73,9 +81,10 @@ def products(adapters, scale: float):
     [
         (lora(mlp(NUM_CLASSES, (6, 8)), 2), SHAPE, 2),
         (lora(SplitModel(Attention(), nn.Dense(NUM_CLASSES)), 3, targets="*query,*out"), SHAPE, 2),
+        (lora(SplitModel(Turned(), nn.Dense(NUM_CLASSES)), 2), SHAPE, 1),
         (lora(SplitModel(BLOCKS, nn.Dense(NUM_CLASSES)), 2, alpha=None), SHAPE, 4),
     ],
-    ids=["mlp", "attention", "blocks"],
+    ids=["mlp", "attention", "turned", "blocks"],
 )
 def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
     bucket, params = drawn(module, shape)

@@ -14,7 +14,6 @@ from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.slicing import make_plan
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.sliced import (
-    RATES,
     ConvNet,
     PreActResNet,
     parameter_axes,
@@ -30,6 +29,7 @@ PARAMETERS = {  # at rates 1, 1/2, 1/4, 1/8, 1/16, ten classes, colour images
     "preact_resnet34": (21_280_330, 5_325_610, 1_334_170, 334_930, 84_430),
 }
 CLASSES, SHAPE = 3, (4, 4, 2)
+RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 TINY = {"cnn": ConvNet((16, 32)), "resnet": PreActResNet((1, 2), (16, 32))}
 SLOW_RATES = [pytest.param("resnet", r, marks=pytest.mark.slow) for r in RATES if r != 1 / 2]
 

@@ -47,6 +47,19 @@ def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statis
     chex.assert_trees_all_close(scanned, unrolled, rtol=1e-4, atol=1e-4)
 
 
+def test_scanned_norms_note_the_moments_of_their_inputs():
+    x = np.random.default_rng(1).normal(size=(4, *SHAPE)).astype(np.float32)
+    scanned = SCANNED.clone(norm="static_batch")
+    variables = randomised(scanned)
+
+    def moments(module, variables):
+        _, noted = module.apply(variables, x, False, np.ones(4, bool), mutable=["intermediates"])
+        return unstack_blocks(noted["intermediates"])
+
+    unrolled = moments(UNROLLED.clone(norm="static_batch"), unstack_blocks(variables))
+    chex.assert_trees_all_close(moments(scanned, variables), unrolled, rtol=1e-4, atol=1e-4)
+
+
 def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
     """With blocks left over and without, of variables in the same form."""
     x = np.random.default_rng(3).normal(size=(2, 4)).astype(np.float32)

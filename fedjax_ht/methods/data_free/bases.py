@@ -31,7 +31,7 @@ from fedjax_ht.check.docstrings import documented_by
 from fedjax_ht.check.names import meant
 from fedjax_ht.check.options import options_of
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.bucket import frozen_collection, init_variables
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
@@ -311,7 +311,8 @@ def ask(
 
         def run(params, bucket=bucket):
             rows, inputs = norm_moments(bucket, params, x, everyone)
-            outputs = bucket.module.apply({"params": params}, rows, method="classify")
+            variables = {"params": params} | frozen_collection(bucket)
+            outputs = bucket.module.apply(variables, rows, method="classify")
             return outputs, inputs if with_moments else {}
 
         if low_memory:  # recompute activations for the gradient instead of storing them
