@@ -7,6 +7,7 @@ class of a sample.
 
 import dataclasses
 import itertools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,13 +16,14 @@ import numpy as np
 
 from fedjax_ht.check.options import FLOAT, Count, Within, checked
 from fedjax_ht.core.inputs import described, is_image
-from fedjax_ht.core.task import Task, multi_label, per_pixel, regression
+from fedjax_ht.core.task import CLASSIFICATION, Task, multi_label, per_pixel, regression
 from fedjax_ht.data.conversion import as_array
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import all_of
 
 MOST_OFFSET = 1e5
 """Times the deviation: float32 rounds targets so far from 0 to a hundredth of their deviation."""
+_UNMARKED = "no label"  # name of the class of samples without a label
 
 
 @checked
@@ -168,7 +170,7 @@ def multi_label_dataset(
         name,
         inputs,
         labels,
-        (*names, "no label"),
+        (*names, _UNMARKED),
         targets=marks,
         task=multi_label(num_labels),
         **fields,
@@ -252,3 +254,19 @@ def per_pixel_dataset(
             f"{described(size)}; give images and masks of the same size"
         )
     return dataset
+
+
+def output_names(dataset: Dataset) -> tuple[str, ...]:
+    """Returns the names of a model's outputs in their order; () if they have none.
+
+    These are the classes, or the labels of a multi-label task. Per-pixel outputs are the classes
+    once for each pixel. Numbers to predict have no names.
+    """
+    names, task = dataset.class_names, dataset.task
+    if task == CLASSIFICATION:
+        return names
+    if task.name == "multi-label" and names[dataset.num_outputs :] == (_UNMARKED,):
+        return names[:-1]
+    if task.name == "per-pixel" and len(names) * math.prod(task.target[0]) == dataset.num_outputs:
+        return names
+    return ()

@@ -10,10 +10,11 @@ from fedjax_ht.core.task import regression
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
-from fedjax_ht.data.selection import subset
+from fedjax_ht.data.selection import of_classes, subset
 from fedjax_ht.data.shift import shifted
 from fedjax_ht.data.targets import (
     multi_label_dataset,
+    output_names,
     per_pixel_dataset,
     regression_dataset,
     standardised_targets,
@@ -69,6 +70,16 @@ def test_targets_that_float32_cannot_tell_apart_are_pointed_at():
 def test_targets_that_repeat_make_fewer_groups():
     dataset = regression_dataset("toy", X, np.repeat([0, 1, 2], 20), bins=10)
     assert dataset.num_classes == 3 and np.bincount(dataset.labels).tolist() == [20] * 3
+
+
+def test_outputs_have_the_names_of_labels_or_classes():
+    marked = multi_label_dataset("toy", X, MARKS, ("a", "b", "c"))
+    assert output_names(marked) == ("a", "b", "c")
+    assert output_names(of_classes(marked, ("c", "a"))) == ()  # there are still three outputs
+    masked = per_pixel_dataset("toy", IMAGES, MASKS, ("ground", "road"))
+    assert output_names(masked) == ("ground", "road")
+    assert output_names(regression_dataset("toy", X, Y)) == ()
+    assert output_names(Dataset("toy", X, np.arange(60) % 2, ("x", "y"))) == ("x", "y")
 
 
 def test_the_rarest_label_of_a_sample_is_its_class():

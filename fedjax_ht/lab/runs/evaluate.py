@@ -20,6 +20,7 @@ from fedjax_ht.check.names import meant
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.core.trees import PyTree
+from fedjax_ht.data.targets import output_names
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.cli import TRUST, fail
 from fedjax_ht.lab.files import atomic_open
@@ -141,7 +142,8 @@ def export(state: PyTree, path: Path | str, bucket: Bucket, classes: Sequence[st
       path: .npz for the whole state, keyed by path ("params/base/conv1/kernel"); .safetensors for
         its model under torch's names, see `weights.start.state_dict`.
       bucket: the client's bucket.
-      classes: names of the data's classes, stored in a .safetensors beside the head's rows.
+      classes: names of the model's outputs, see `data.targets.output_names`; stored in a
+        .safetensors, with its head.
 
     Raises:
       ValueError: the suffix is unknown, or the state has no model.
@@ -256,7 +258,7 @@ def main(_) -> None:
         federation = loaded.run.federation
         bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
-            export(state, _EXPORT.value, bucket, loaded.run.dataset.class_names)
+            export(state, _EXPORT.value, bucket, output_names(loaded.run.dataset))
         except (ValueError, OSError) as error:
             fail(error, code=1)
         print(f"  exported to {_EXPORT.value}")

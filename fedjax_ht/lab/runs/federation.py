@@ -18,6 +18,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.user_code import names_object, names_user_function
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.targets import output_names
 from fedjax_ht.lab.config.sections import Config, ModelConfig
 from fedjax_ht.lab.config.typed import refuse_set
 from fedjax_ht.lab.runs.devices import fitting
@@ -117,8 +118,7 @@ def make_clients(
             bucket.name: training_memory(bucket, training_of(bucket.name)) for bucket in buckets
         }
         federation = federation_of(assignment=fitting(needed, memory))
-    has_classes = dataset.task == CLASSIFICATION
-    names = getattr(dataset, "class_names", None) if has_classes else None
+    names = output_names(dataset) if isinstance(dataset, Dataset) else None
     return _weighted(model, federation, begun, names)
 
 

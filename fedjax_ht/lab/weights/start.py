@@ -231,8 +231,8 @@ def with_weights(
         weights are frozen; "shared" serves only the auxiliary model.
       head: True also loads heads if they compute the same here; else they stay random. None keeps
         them random, with a warning if the weights have any.
-      class_names: the data's classes. A head whose file names its classes must have its rows in
-        this order; without `class_names`, a warning lists them.
+      class_names: the data's classes, or labels of a multi-label task. A head whose file names its
+        outputs must have them in this order; without `class_names`, a warning lists them.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -271,7 +271,8 @@ def with_weights(
                 rows = noted_classes(origin)
                 if names_of(bucket.module) is not None:
                     rows = rows or head_classes(origin)
-                if rows is not None and len(rows) == bucket.num_classes:
+                # outputs of a per-pixel model are its classes once for each pixel
+                if rows is not None and bucket.num_classes % len(rows) == 0:
                     _compare_classes(origin, rows, class_names)
         variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
         if head is None and _head(arrays, bucket.module, variables["params"]["head"]) is not None:
@@ -297,7 +298,7 @@ def with_weights(
 
 
 def _compare_classes(file: str, rows: Sequence[str], given: Sequence[str] | None) -> None:
-    """Rejects a head whose rows permute the data's classes; warns if the classes differ."""
+    """Rejects a head whose outputs permute the data's classes; warns if the classes differ."""
     plain, own = ([n.strip().casefold() for n in names] for names in (rows, given or ()))
     if plain == own:
         return

@@ -1,12 +1,13 @@
 """Fixtures of the tests of runs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from fedjax_ht.lab.config.base import method_config
-from fedjax_ht.lab.runs import train
+from fedjax_ht.lab.runs import evaluate, train
 from tests.runs import config_of
 
 
@@ -31,3 +32,17 @@ def finished(config, tmp_path_factory) -> Path:
 def no_results(monkeypatch):
     """Runs write neither tables nor pictures nor a page."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """Returns a function that runs `evaluate` in this process, with these flags."""
+
+    def run(**flags):
+        defaults = {"WORKDIR": "run", "TRUST": False, "CLIENT": None, "METHOD": None, "TRIAL": 0}
+        defaults |= {"ADAPT": [], "EXPORT": None}
+        for name, value in (defaults | flags).items():
+            monkeypatch.setattr(evaluate, f"_{name}", SimpleNamespace(value=value))
+        evaluate.main([])
+
+    return run

@@ -15,6 +15,7 @@ from fedjax_ht.lab.runs.evaluate import load_run, print_scores
 from fedjax_ht.lab.runs.plan import fitting, plan
 from fedjax_ht.lab.runs.search import searched, table
 from fedjax_ht.lab.runs.train import train_and_evaluate
+from fedjax_ht.lab.safe.torch_files import noted_classes
 from tests.lab.runs.folders import refused
 
 
@@ -118,3 +119,34 @@ def test_a_target_that_no_run_reaches_is_refused_before_training(homes, tmp_path
     with refused("--target_score are for accuracies"):
         train_and_evaluate(config, tmp_path / "run", aim=Aim(PARTICIPANTS))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def marks(tmp_path):
+    """Rows with two labels, "cat" and "dog"."""
+    x, path = np.random.default_rng(0).normal(size=(60, 3)).round(3), tmp_path / "marks.csv"
+    rows = [",".join(map(str, [*row, *(row[:2] > 0).astype(int)])) for row in x]
+    path.write_text("\n".join(["a,b,c,cat,dog", *rows]) + "\n")
+    return path
+
+
+def test_an_exported_head_starts_on_its_labels_alone(marks, tmp_path, evaluated, no_results):
+    file = tmp_path / "client.safetensors"
+    config = config_of(marks)
+    config.dataset.name, config.dataset.task = f"csv:{marks}:cat,dog", "multi-label"
+    config.rounds = 1
+    train_and_evaluate(only(typed_config(config), ["local"]), tmp_path / "run")
+    evaluated(WORKDIR=tmp_path / "run", CLIENT=0, EXPORT=str(file))
+    assert noted_classes(file) == ("cat", "dog")
+    config.model.update({"weights": {"mlp_narrow": str(file)}, "weights_head": True})
+    plan(only(typed_config(config), ["local"]))
+    config.dataset.name = f"csv:{marks}:dog,cat"
+    with refused("the rows of its head are cat, dog, the data's classes dog, cat"):
+        plan(only(typed_config(config), ["local"]))
+
+
+def test_an_exported_head_of_numbers_names_no_classes(homes, tmp_path, evaluated, no_results):
+    file = tmp_path / "client.safetensors"
+    train_and_evaluate(only(typed_config(config_of(homes)), ["local"]), tmp_path / "run")
+    evaluated(WORKDIR=tmp_path / "run", CLIENT=0, EXPORT=str(file))
+    assert noted_classes(file) is None

@@ -2,12 +2,11 @@
 
 import copy
 import json
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from fedjax_ht.lab.runs import evaluate, train
+from fedjax_ht.lab.runs import train
 from tests.lab.runs.folders import refused
 from tests.runs import metrics
 
@@ -27,20 +26,6 @@ def test_a_run_has_columns_of_new_clients(folder):
         assert sum(x is not None for x in row["new_clients"]) == 1
         assert sum(x is not None for x in row["clients"]) == 3
     assert json.loads((folder / "config.json").read_text())["new_share"] == 0.25
-
-
-@pytest.fixture
-def evaluated(monkeypatch):
-    """Returns a function that runs the command in this process, with these flags."""
-
-    def run(**flags):
-        defaults = {"WORKDIR": "run", "TRUST": False, "CLIENT": None, "METHOD": None, "TRIAL": 0}
-        defaults |= {"ADAPT": [], "EXPORT": None}
-        for name, value in (defaults | flags).items():
-            monkeypatch.setattr(evaluate, f"_{name}", SimpleNamespace(value=value))
-        evaluate.main([])
-
-    return run
 
 
 def test_curve(folder, evaluated, capsys):

@@ -187,6 +187,17 @@ def test_an_exported_head_starts_on_its_classes_alone(tmp_path):
         fl.with_weights(federation, weights, head=True, class_names=("b", "a", "c", "d"))
 
 
+def test_an_exported_head_of_pixels_starts_on_its_classes_alone(tmp_path):
+    file, names = tmp_path / "client.safetensors", ("ground", "road", "tree")
+    models = {"unet": fl.models.unet(3, 2, 2)}
+    federation = fl.make_federation(models, SHAPE, 6 * 6 * 3, num_clients=1)
+    variables = fl.init_variables(federation.buckets[0], jax.random.key(0))
+    export(variables, file, federation.buckets[0], names)
+    fl.with_weights(federation, file, head=True, class_names=names)
+    with pytest.raises(ValueError, match="head are ground, road, tree, the data's classes tree"):
+        fl.with_weights(federation, file, head=True, class_names=names[::-1])
+
+
 def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
     """A .safetensors holds a model that computes the same without adapters, and is taken back."""
     module, file = fl.models.lora(fl.mlp(4, (3, 2)), 2), tmp_path / "client.safetensors"
