@@ -88,7 +88,7 @@ def starting_weights(
       The extractor's weights and running statistics, and perhaps the head's, as in `variables`.
 
     Raises:
-      ValueError: the extractor's arrays do not fit, or are not finite.
+      ValueError: the extractor's arrays do not fit, or weights are complex or not finite.
     """
     blank = {}
     for collection, tree in variables.items():
@@ -99,9 +99,10 @@ def starting_weights(
         extractor = own_arrays(arrays, names, blank["params"]["base"])
     weights = torchvision.variables_from_torchvision(extractor, blank)
     if head:
-        head_weights = _head(arrays, module, variables["params"]["head"])
+        like = variables["params"]["head"]
+        head_weights = _head(arrays, module, like)
         if head_weights is not None:
-            weights["params"]["head"] = head_weights
+            weights["params"]["head"] = jax.tree.map(_real, head_weights, like)
     weights = jax.tree.map(np.asarray, weights)
     for path, array in own_names(weights).items():
         if not np.isfinite(array).all():
@@ -109,23 +110,43 @@ def starting_weights(
     return weights
 
 
+def _real(value: np.ndarray, like: Any) -> np.ndarray:
+    if np.iscomplexobj(value):
+        raise ValueError(f"an array of the head is {value.dtype}; weights are real numbers")
+    return value.astype(like.dtype)
+
+
 def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | None:
     """Returns a file's head in the structure of `like`; None if it has none that fits."""
     paths: dict[str, Any] = flatten_dict(like, sep="/")
-    if torchvision.has_flax_names(arrays):
-        values = {path: arrays.get(f"params/head/{path}") for path in paths}
-    elif names := names_of(module):
-        values = head_arrays(arrays, names)
-    else:
-        values = _torchs_head(arrays, module)
+    values = _head_values(arrays, module, like)
     if values.keys() != paths.keys():
         return None
-    head = {}
     for path, value in values.items():
         if value is None or value.shape != paths[path].shape:
             return None
-        head[path] = value.astype(paths[path].dtype)
-    return unflatten_dict(head, sep="/")
+    return unflatten_dict(values, sep="/")
+
+
+def _misfit(arrays: Arrays, module: nn.Module, like: Variables) -> str:
+    """Returns why `_head` is None."""
+    paths: dict[str, Any] = flatten_dict(like, sep="/")
+    for path, value in _head_values(arrays, module, like).items():
+        if value is not None and path in paths and value.shape != paths[path].shape:
+            return f"its head's {path} has shape {value.shape}, the model's {paths[path].shape}"
+    return "it has no head for this model"
+
+
+def _head_values(
+    arrays: Arrays, module: nn.Module, like: Variables
+) -> Mapping[str, np.ndarray | None]:
+    """Returns the arrays of a file's head by flax paths; None for missing ones."""
+    if torchvision.has_flax_names(arrays):
+        paths = flatten_dict(like, sep="/")
+        return {path: arrays.get(f"params/head/{path}") for path in paths}
+    if names := names_of(module):
+        return head_arrays(arrays, names)
+    return _torchs_head(arrays, module)
 
 
 def _torchs_head(arrays: Arrays, module: nn.Module) -> dict[str, np.ndarray | None]:
@@ -229,8 +250,8 @@ def with_weights(
         name, or the variables {"params", "stats"} of such a model; or one file for all. "resnet34"
         also serves "resnet34_head1" and so on, and "resnet34_r4" with adapters, under which the
         weights are frozen; "shared" serves only the auxiliary model.
-      head: True also loads heads if they compute the same here; else they stay random. None keeps
-        them random, with a warning if the weights have any.
+      head: True also loads heads if they compute the same here; else they stay random, with a
+        warning. None keeps them random, with a warning if the weights have any.
       class_names: the data's classes, or labels of a multi-label task. A head whose file names its
         outputs must have them in this order; without `class_names`, a warning lists them.
 
@@ -255,6 +276,7 @@ def with_weights(
     read = {str(s): load_state_dict(s) for s in sources.values() if not isinstance(s, Mapping)}
 
     unused = set()  # architectures whose weights have an unused head
+    misfits = {}  # line -> None, in order: heads to load that do not fit
 
     def starting(bucket: Bucket) -> PyTree:
         candidates = [name for name in names[bucket] if name in sources]
@@ -267,20 +289,23 @@ def with_weights(
             arrays = own_names(dict(arrays))  # arrays by name stay unchanged
         else:
             arrays, origin = read[str(arrays)], str(arrays)
-            if head:
-                rows = noted_classes(origin)
-                if names_of(bucket.module) is not None:
-                    rows = rows or head_classes(origin)
-                # outputs of a per-pixel model are its classes once for each pixel
-                if rows is not None and bucket.num_classes % len(rows) == 0:
-                    _compare_classes(origin, rows, class_names)
         variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-        if head is None and _head(arrays, bucket.module, variables["params"]["head"]) is not None:
+        parts = arrays, bucket.module, variables["params"]["head"]
+        if head is None and _head(*parts) is not None:
             unused.add(name)
         try:
             fitted = starting_weights(arrays, bucket.module, variables, bool(head))
         except (ValueError, IndexError) as error:
             raise ValueError(f"{origin}: these do not fit {bucket.name}: {error}") from error
+        if head and "head" not in fitted["params"]:
+            misfits[f"{origin}: {_misfit(*parts)}; it stays random"] = None
+        elif head and origin in read:
+            rows = noted_classes(origin)
+            if names_of(bucket.module) is not None:
+                rows = rows or head_classes(origin)
+            # outputs of a per-pixel model are its classes once for each pixel
+            if rows is not None and bucket.num_classes % len(rows) == 0:
+                _compare_classes(origin, rows, class_names)
         return frozen_weights(fitted) if bucket is not adapted else fitted
 
     shared = dataclasses.replace(federation.shared, weights=starting(federation.shared))
@@ -288,11 +313,13 @@ def with_weights(
         dataclasses.replace(bucket, weights=starting(bucket), shared=shared)
         for bucket in federation.buckets
     )
+    for line in misfits:
+        warnings.warn(line, stacklevel=4)  # above the decorators for numerics and arguments
     if unused:
         warnings.warn(
             f"the weights of {', '.join(sorted(unused))} have heads, which stay random: "
             "give head=True to load them, or head=False to skip them",
-            stacklevel=4,  # above the decorators for numerics and arguments
+            stacklevel=4,
         )
     return dataclasses.replace(federation, buckets=buckets)
 

@@ -92,6 +92,20 @@ def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
     assert not recwarn.list
 
 
+def test_heads_that_do_not_fit_are_named(arrays):
+    modules, wide = model_group("mlp2", 3, SHAPE), {"mlp_wide": arrays["mlp_wide"]}
+    federation = fl.make_federation(modules, SHAPE, 3, num_clients=4)
+    line = r"^the weights of mlp_wide: its head's bias has shape \(4,\), .* \(3,\); it stays random"
+    with pytest.warns(UserWarning, match=line) as caught:
+        started = fl.with_weights(federation, wide, head=True)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    (weights,) = (b.weights for b in started.buckets if b.name == "mlp_wide")
+    assert "head" not in weights["params"]
+    bases = {"mlp_wide": {k: v for k, v in wide["mlp_wide"].items() if "/head/" not in k}}
+    with pytest.warns(UserWarning, match="it has no head for this model; it stays random"):
+        fl.with_weights(federation, bases, head=True)
+
+
 def test_servers_and_auxiliary_models_start_from_them_too(arrays):
     modules = {"mlp_wide": model_group("mlp2", 4, SHAPE)["mlp_wide"]}
     alone = fl.make_federation(modules, SHAPE, 4, num_clients=4)
@@ -137,6 +151,10 @@ def test_wrong_weights_are_one_line(arrays, tmp_path):
     ):
         with refused(message):
             fl.with_weights(federation_of(), weights)
+    path, wide_arrays = "params/head/kernel", arrays["mlp_wide"]
+    with refused("do not fit mlp_wide: an array of the head is complex64; weights are real"):
+        changed = wide_arrays | {path: wide_arrays[path].astype(np.complex64)}
+        fl.with_weights(federation_of(), {"mlp_wide": changed}, head=True)
     with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
         fl.with_weights(federation_of(), {"mlp_wide": tmp_path / "none.pth"})
     network = fl.sliced_network("conv4_quarter", 4, (16, 16, 1))
