@@ -2,7 +2,7 @@
 
 Partitions need labels. The labels of such a set are groups of similar targets, so that every
 partition works, e.g. with Dirichlet shares of quantiles of a target, or of the rarest label or
-class of a sample.
+class of a sample. Partitions skip empty groups, such as a background that all images have.
 """
 
 import dataclasses

@@ -57,6 +57,27 @@ def test_classes_without_samples_are_skipped():
     assert len(used(make_partition("practical", dataset, 2, alpha=10.0))) == 100
 
 
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("pathological", {}),
+        ("few_shot", {}),
+        ("class_shares", {"sets": "merged"}),
+        ("class_shares", {"val_size": 6}),
+    ],
+)
+def test_classes_without_samples_have_no_share(kind, options):
+    """The split is that of a dataset without these classes."""
+    dataset, without = (make_dataset(x, test_share=1 / 3) for x in ([60, 0, 60, 0], [60, 60]))
+    for client, same in zip(*(make_partition(kind, x, 2, **options) for x in (dataset, without))):
+        assert len(client.train) and all(map(np.array_equal, client, same))
+
+
+def test_a_client_has_no_more_classes_than_have_samples():
+    with pytest.raises(ValueError, match="classes_per_client is 3; it must be at most the 2 class"):
+        make_partition("pathological", make_dataset([60, 0, 60]), 2, classes_per_client=3)
+
+
 def test_dfrd_tests_evenly_and_shuffles_the_training_order():
     dataset = make_dataset([300, 330, 360], test_share=1 / 3)
     partition = make_partition("dfrd", dataset, 4, alpha=0.3)

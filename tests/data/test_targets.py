@@ -169,6 +169,18 @@ def test_wrong_targets_are_refused(make, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["pathological", "few_shot", "class_shares"])
+def test_partitions_skip_groups_without_samples(kind):
+    """All samples have a label; the background is no image's rarest class."""
+    marks, masks = np.eye(2, dtype=int)[np.arange(60) % 2], np.zeros((60, 4, 3), int)
+    masks[:, 0, 0] = 1 + np.arange(60) % 2
+    options = {"sets": "merged"} if kind == "class_shares" else {}
+    for dataset in (multi_label_dataset("tags", X, marks), per_pixel_dataset("a", IMAGES, masks)):
+        assert dataset.num_classes == 3
+        for client in make_partition(kind, dataset, 2, **options):
+            assert len(np.unique(dataset.labels[client.train])) == 2
+
+
 def test_targets_are_checked_against_their_task():
     dataset = regression_dataset("toy", X, Y)
     with pytest.raises(ValueError, match=r"targets have the shape \[60, 2\]; regression"):

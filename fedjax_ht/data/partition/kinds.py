@@ -49,7 +49,8 @@ def few_shot(
     train, test = [[] for _ in range(num_clients)], [[] for _ in range(num_clients)]
     trained = shots * num_clients
     needed = trained + (test_shots or 0) * num_clients
-    for c, members in enumerate(by_class(dataset.labels, dataset.num_classes)):
+    classes, labels = np.unique(dataset.labels, return_inverse=True)
+    for c, members in zip(classes, by_class(labels, len(classes))):
         if len(members) < needed:
             raise ValueError(
                 f"class {c} has {len(members)} samples, but {shots} shots and {test_shots or 0} "
@@ -252,7 +253,7 @@ def pathological(
     Args:
       labels: int [N].
       num_clients: number of clients.
-      num_classes: number of classes of the data.
+      num_classes: number of classes of the data, including those without samples.
       rng: the stream, continued by the split of the clients.
       classes_per_client: number of classes that a client holds.
       balanced: equal shares of a class for the clients that share it, instead of random ones.
@@ -262,9 +263,11 @@ def pathological(
     """
     left = np.full(num_clients, classes_per_client)  # classes that a client still needs
     hands = [[] for _ in range(num_clients)]
+    classes, labels = np.unique(labels, return_inverse=True)
+    num_classes = len(classes)
     block = int(np.ceil(num_clients / num_classes * classes_per_client))
     least = pfllib_least(len(labels), num_clients) / num_classes
-    for c, members in enumerate(by_class(labels, num_classes)):
+    for c, members in zip(classes, by_class(labels, num_classes)):
         owners = np.flatnonzero(left)[:block]
         if not len(owners):
             break
@@ -319,9 +322,10 @@ def class_shares(
     Raises:
       ValueError: no official sets, or val_size leaves no training set.
     """
+    classes, labels = np.unique(dataset.labels, return_inverse=True)
     if sets == "merged":
-        weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
-        plan = deal_classes(np.arange(len(dataset.labels)), dataset.labels, weights, rng)
+        weights = _share_plan(num_clients, len(classes), classes_per_client, rng)
+        plan = deal_classes(np.arange(len(labels)), labels, weights, rng)
         return split_clients(plan, dataset.labels, rng, train_share, val_share)
     train, test = official_sets(dataset)
     if val_size >= len(train):
@@ -330,8 +334,8 @@ def class_shares(
             f"{dataset.name}"
         )
     held_out, train = np.split(rng.permutation(train), [val_size])
-    weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
-    plans = [deal_classes(x, dataset.labels, weights, rng) for x in (train, held_out, test)]
+    weights = _share_plan(num_clients, len(classes), classes_per_client, rng)
+    plans = [deal_classes(x, labels, weights, rng) for x in (train, held_out, test)]
     return tuple(ClientIndices(*client) for client in zip(*plans))
 
 

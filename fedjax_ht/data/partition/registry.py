@@ -112,6 +112,8 @@ def make_partition(
 ) -> Partition:
     """Splits a dataset among clients; a pure function of its arguments, independent of the images.
 
+    Classes without samples are skipped.
+
     Args:
       kind: a name in `PLANS` or `PARTITIONS`; the function there documents the partition.
       num_clients: number of clients, at least 1.
@@ -134,7 +136,7 @@ def make_partition(
       >>> sum(len(client.train) + len(client.test) for client in partition)
       1039
     """
-    check_partition(kind, num_clients, dataset.num_classes, **options)
+    check_partition(kind, num_clients, len(np.unique(dataset.labels)), **options)
     if dataset.public is not None and kind != "given":  # whose clients have none of it
         private, kept = private_part(dataset)
         return at_places(make_partition(kind, private, num_clients, seed, **options), kept)
@@ -183,7 +185,9 @@ def partition_options(kind: str) -> dict[str, inspect.Parameter]:
 
 
 def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
-    """Checks settings before any data is read; `num_classes` None skips checks that depend on it.
+    """Checks settings before any data is read.
+
+    `num_classes` counts classes with samples; None skips checks that depend on it.
 
     Raises:
       ValueError: the kind or an option is unknown, or a value is out of range.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import numpy as np
 
 from fedjax_ht.check.options import MAX_SEED, Rest, check_value, checked
 from fedjax_ht.core.contract import (
@@ -433,8 +434,8 @@ def make_dataset(
 
         dataset = backbone_features(dataset, config.backbone, config.data_dir)
     dataset = with_scale(dataset, config.standardise)
-    num_classes = dataset.num_classes
-    check_partition(partition.kind, partition.num_clients, num_classes, **partition.options)
+    present = len(np.unique(dataset.labels))
+    check_partition(partition.kind, partition.num_clients, present, **partition.options)
     return dataset
 
 
