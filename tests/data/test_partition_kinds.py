@@ -179,6 +179,14 @@ def test_few_shot_counts():
     assert np.ptp(counts_of(dataset, partition, "test"), axis=0).max() <= 1
 
 
+def test_few_shot_tests_clients_on_equal_numbers():
+    """The remainders of small classes go around."""
+    partition = make_partition("few_shot", make_dataset([53] * 10), 10, shots=5)
+    assert sizes(partition, "test").tolist() == [3] * 10
+    uneven = make_partition("few_shot", make_dataset([31, 38, 40, 33, 34]), 7, shots=4)
+    assert np.ptp(sizes(uneven, "test")) <= 1
+
+
 def test_few_shot_with_small_test_sets():
     """FedKTL's Table 9: of three images a class two are for training, one for tests."""
     dataset = make_dataset([10] * 100)
@@ -294,6 +302,7 @@ def test_more_clients_than_samples_are_refused_at_once(kind):
         ([40, 40], None, "dirichlet", {"alpha": 1e-9, "max_tries": 3}, "raise alpha"),
         ([1, 0], None, "iid", {"train_share": 1.0}, "a test sample; toy has 1 samples: lower"),
         ([1] * 6, None, "iid", {"stratified": True}, "has 6 samples: .*stratified$"),
+        ([10, 10], None, "few_shot", {}, "has 20 samples: lower num_clients or shots$"),
     ],
 )
 def test_sets_that_no_client_can_have(sizes, share, kind, options, message):

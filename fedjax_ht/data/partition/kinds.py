@@ -41,12 +41,14 @@ def few_shot(
       num_clients: number of clients.
       rng: the stream of random numbers.
       shots: number of training samples per class and client.
-      test_shots: number of test samples per class and client; None distributes all the rest.
+      test_shots: number of test samples per class and client; None distributes all the rest, in
+        test sets whose sizes differ by at most one.
 
     Raises:
       ValueError: a class has fewer than (shots + test_shots) * num_clients samples.
     """
     train, test = [[] for _ in range(num_clients)], [[] for _ in range(num_clients)]
+    test_sizes = np.zeros(num_clients, int)
     trained = shots * num_clients
     needed = trained + (test_shots or 0) * num_clients
     classes, labels = np.unique(dataset.labels, return_inverse=True)
@@ -60,8 +62,11 @@ def few_shot(
         tested = shuffled[trained : needed if test_shots else None]
         for client, part in enumerate(np.split(shuffled[:trained], num_clients)):
             train[client].append(part)
-        for client, part in enumerate(np.array_split(tested, num_clients)):
+        # The first parts have the remainder: start at the client with the fewest so far.
+        turn = np.roll(np.arange(num_clients), -np.argmin(test_sizes))
+        for client, part in zip(turn, np.array_split(tested, num_clients)):
             test[client].append(part)
+            test_sizes[client] += len(part)
     clients = []
     for train_parts, test_parts in zip(train, test):
         indices = np.concatenate(train_parts)

@@ -121,7 +121,7 @@ def _idle_notes(train: np.ndarray, test: np.ndarray) -> list[str]:
     if len(untested):
         notes.append(
             f"{clients(untested)} of {len(test)} without test samples, which no mean accuracy "
-            "includes; use a smaller train_share or more samples per client"
+            "includes; give them some, or use fewer clients"
         )
     return notes
 

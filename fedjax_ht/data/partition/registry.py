@@ -156,16 +156,23 @@ def make_partition(
     else:
         partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
         partition = checked_partition(dataset.name, partition, len(dataset.labels))
+    known = partition_options(kind)
     for i, client in enumerate(partition):
         if not len(client.train) and kind != "given":
+            raised = [name for name in ("train_share", "min_samples") if name in known]
+            advice = " or raise ".join(["lower num_clients", *raised])
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"{place}: lower num_clients, or raise train_share or min_samples"
+                f"{place}: {advice}"
             )
     if not any(len(client.test) for client in partition):
+        lowered = [name for name in ("shots", "train_share", "val_share") if name in known]
+        advice = "lower " + " or ".join(["num_clients", *lowered])
+        if "stratified" in known:
+            advice += ", or remove stratified"
         raise ValueError(
             f"partition {kind!r} leaves none of {num_clients} clients a test sample; {place}: "
-            "lower num_clients, train_share or val_share, or remove stratified"
+            f"{advice}"
         )
     return partition
 
