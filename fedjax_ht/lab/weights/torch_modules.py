@@ -35,7 +35,10 @@ def weights_from_torch(
       layers: name of each layer with weights -> path of the flax layer, {"conv1": "base/Conv_0"};
         None skips a layer, such as a classifier for other classes.
       flattened: name of a Linear or a BatchNorm1d that takes flattened images -> their shape
-        [C, H, W]. Flax flattens [H, W, C], so its kernel has another order.
+        [C, H, W]. Flax flattens [H, W, C], so its kernel has another order. After a convolution,
+        layers need a shape unless they have as many inputs as the last convolution has channels, or
+        as a Linear since then has outputs. "After" is the order of `module.state_dict()`: name
+        layers yourself if the forward pass has another. (N, 1, 1) keeps the order of N inputs.
 
     Raises:
       ValueError: a layer is missing from `layers` or from the module, has another kind, or takes
@@ -61,11 +64,17 @@ def weights_from_torch(
         )
     kinds = {name: type(layer).__name__ for name, layer in module.named_modules()}
     arrays: dict[str, np.ndarray] = {}
-    widths: set[int] = set()  # of the outputs so far, once there was a convolution
+    shapes = {name: next(iter(source.values())).shape for name, source in sources.items()}
+    channels = [shapes[name][0] for name in sources if kinds[name].startswith("Conv")]
+    # Numbers of inputs that are no flattened image: the channels of the last convolution so far and
+    # the outputs of Linears since. A Linear before all convolutions may be the classifier.
+    widths = set(channels[-1:])
     for name, source in sources.items():
-        kind, path, shape = kinds[name], layers[name], next(iter(source.values())).shape
-        is_flat = bool(widths) and kind in _ON_ROWS and shape[-1] not in widths
-        if kind.startswith("Conv") or (widths and kind == "Linear"):
+        kind, path, shape = kinds[name], layers[name], shapes[name]
+        is_flat = bool(channels) and kind in _ON_ROWS and shape[-1] not in widths
+        if kind.startswith("Conv"):
+            widths = {shape[0]}
+        elif kind == "Linear":
             widths.add(shape[0])
         if path is None:
             continue
@@ -90,5 +99,6 @@ def _channels_last(name: str, array: np.ndarray, image: Sequence[int] | None) ->
     inputs = array.shape[-1]
     if image is None or len(image) != 3 or math.prod(image) != inputs:
         found = f"{name!r} takes {inputs} values of a flattened image; its shape is {image}"
-        raise ValueError(f"{found}; give flattened={{{name!r}: (C, H, W)}}")
+        advice = f"give flattened={{{name!r}: (C, H, W)}}, or ({inputs}, 1, 1) if it is no image"
+        raise ValueError(f"{found}; {advice}")
     return np.moveaxis(array.reshape(-1, *image), 1, -1).reshape(array.shape)

@@ -147,6 +147,31 @@ def test_every_layer_on_a_flattened_image_has_its_order():
     np.testing.assert_array_equal(found["params/base/excite/kernel"], arrays["excite.weight"].T)
 
 
+FLAT = {  # sizes of the weights, in order -> the shape of what fc takes
+    "as wide as an earlier convolution": (
+        {"wide": (64, 3, 3, 3), "conv": (16, 64, 3, 3), "fc": (10, 64)},
+        (16, 2, 2),
+    ),
+    "before its convolution": ({"fc": (3, 36), "conv": (4, 2, 3, 3)}, (4, 3, 3)),
+    "as wide as itself": ({"conv": (16, 3, 3, 3), "fc": (64, 64), "out": (5, 64)}, (16, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_a_flattened_image_is_known_by_the_last_convolution(case):
+    sizes, image = FLAT[case]
+    kinds = {name: "Linear" if len(size) == 2 else "Conv2d" for name, size in sizes.items()}
+    values = {f"{name}.weight": np.float32(RNG.normal(size=size)) for name, size in sizes.items()}
+    module, layers = Module(kinds, values), {name: f"base/{name}" for name in sizes}
+    inputs = sizes["fc"][1]
+    with refused(rf"'fc' takes {inputs} values of a .* \({inputs}, 1, 1\) if it is no image"):
+        fl.weights_from_torch(module, layers)
+    order = np.arange(inputs).reshape(image).transpose(1, 2, 0).ravel()
+    for given, rows in ((image, order), ((inputs, 1, 1), np.arange(inputs))):
+        found = fl.weights_from_torch(module, layers, {"fc": given})
+        np.testing.assert_array_equal(found["params/base/fc/kernel"], values["fc.weight"].T[rows])
+
+
 def test_a_flattened_image_is_asked_for_and_a_skipped_layer_is_not_read():
     with pytest.raises(ValueError, match=r"give flattened=\{'fc': \(C, H, W\)\}"):
         fl.weights_from_torch(Module(KINDS, ARRAYS), LAYERS)
