@@ -109,11 +109,8 @@ def expected_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     for i in range(network.mapping_layers):
         shapes |= _dense_shapes(f"mapping/{i}", width, network.latent_dim)
         width = network.latent_dim
-    shapes["average"] = (network.latent_dim,)
     if network.num_classes:
         shapes["classes"] = (network.num_classes, network.class_dim)
-        if network.family == "styleganxl":  # it has a mean latent for each class
-            shapes["average"] = (network.num_classes, network.latent_dim)
     waves = network.layers[0].inputs
     shapes |= {"input/transform": (3, 3), "input/frequencies": (waves, 2), "input/phases": (waves,)}
     shapes |= {"input/weight": (waves, waves)} | _dense_shapes("input/style", network.latent_dim, 4)
@@ -151,20 +148,14 @@ def sample_class(
 
 
 def map_noise(
-    network: Network,
-    variables: Variables,
-    z: jax.Array,
-    labels: jax.Array | None = None,
-    psi: float = 1.0,
+    network: Network, variables: Variables, z: jax.Array, labels: jax.Array | None = None
 ) -> jax.Array:
-    """Maps noise, and classes, to latents: G_m.
+    """Maps noise, and classes, to latents: G_m, without truncation.
 
     Args:
       network, variables: description and variables of the generator.
       z: float [n, noise_dim], N(0, I).
       labels: int [n] for a conditional generator.
-      psi: truncation; 1 changes nothing, 0 gives the mean latent (of the class, in a conditional
-        StyleGAN-XL).
 
     Returns:
       float32 [n, H].
@@ -175,10 +166,7 @@ def map_noise(
             x = jnp.concatenate([x, variables["classes"][labels]], 1)
         for i in range(network.mapping_layers):
             x = activate(_dense(_part(variables, f"mapping/{i}"), x))
-    average = variables["average"]
-    if average.ndim > 1:
-        average = average[labels]
-    return average + psi * (x - average)
+    return x
 
 
 def render(network: Network, variables: Variables, w: jax.Array) -> jax.Array:

@@ -206,7 +206,7 @@ def read_snapshot(path: Path | str) -> tuple[stylegan3.Network, stylegan3.Variab
 
 def _read(root: Module, synthesis: Module) -> tuple[stylegan3.Network, stylegan3.Variables]:
     mapping, waves = root.module("mapping"), synthesis.module("input")
-    arrays = {"average": _array(mapping, "w_avg")}
+    arrays: dict[str, np.ndarray] = {}
     num_classes = class_dim = 0
     if root.number("c_dim"):
         # StyleGAN-XL keeps ImageNet's 1,000 embeddings, and uses the first ones for fewer classes.
