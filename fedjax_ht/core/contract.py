@@ -98,16 +98,22 @@ def require_task(method: Method, federation: Federation) -> None:
 
 
 def require_server_statistics(method: Method, federation: Federation) -> None:
-    """Checks that a server has the running statistics needed to score its own model.
+    """Checks that a server has all that scores its own model.
 
     Raises:
-      ValueError: the model's norms keep running statistics, and the method averages none. One line.
+      ValueError: the model's norms keep running statistics, and the method averages none; or the
+        model has frozen variables, which only clients hold. One line.
     """
     model = method.global_model
-    if model is None or model.stats is not no_stats:
+    bucket = None if model is None else model.bucket(federation)
+    if model is None or bucket is None:
         return
-    bucket = model.bucket(federation)
-    if bucket is not None and keeps_statistics(bucket):
+    if bucket.freezes:
+        raise ValueError(
+            f"the server of {method.name} scores a model of its own, and has none of the frozen "
+            f"variables of {bucket.name!r}; use another method, or a model without them"
+        )
+    if model.stats is no_stats and keeps_statistics(bucket):
         raise ValueError(
             f"norm is 'batch', but {method.name} keeps no running statistics of the server's "
             "model; use static_batch or another norm"

@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_ht as fl
 from fedjax_ht.core.bucket import frozen_form, frozen_of, put_frozen, with_frozen
+from fedjax_ht.core.contract import require_server_statistics
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.statistics import norm_moments
@@ -98,6 +99,12 @@ def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
     plain = module.clone(base=module.base.module)
     expected = plain.apply({"params": {"base": merged}}, x, method="features")
     np.testing.assert_allclose(value, expected, rtol=0, atol=2e-5)
+
+
+def test_a_server_that_scores_a_model_of_its_own_is_refused():
+    federation = federation_of(lora(mlp(NUM_CLASSES, (6, 8)), 2))
+    with pytest.raises(ValueError, match=r"the server of fiarse scores .* frozen variables of 'mod"):
+        require_server_statistics(fl.fiarse(TRAINING), federation)
 
 
 def test_ranks_start_from_one_extractor():
