@@ -103,7 +103,7 @@ def test_adapters_are_the_product_added_to_the_kernel(module, shape, layers):
 
 def test_a_server_that_scores_a_model_of_its_own_is_refused():
     federation = federation_of(lora(mlp(NUM_CLASSES, (6, 8)), 2))
-    with pytest.raises(ValueError, match=r"the server of fiarse scores .* frozen variables of 'mod"):
+    with pytest.raises(ValueError, match="the server of fiarse scores a model of its own"):
         require_server_statistics(fl.fiarse(TRAINING), federation)
 
 
