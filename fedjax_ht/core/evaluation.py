@@ -47,8 +47,8 @@ class Scoring:
     Attributes:
       state: Client state to score: after the newest downlink ("received"), after its own training
         ("trained"), or "both", the second in separate columns (trained_accuracy and others).
-      batch_size: Samples per forward pass; None (0 in a config): a number for the device, or 64 if
-        norms of a model use statistics of the batch.
+      batch_size: Samples per forward pass; None (0 in a config): a number for the device, or 64 for
+        parts of one network, and in a config for model.norm=static_batch.
       train: Whether to also report the accuracy on training samples (train_accuracy).
       auc: Whether to also report the area under the ROC curve on test sets (auc).
       neighbours: Number of a client's nearest training samples that classify its test samples, in
