@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.data.client_data import arranged
 from fedjax_ht.lab.config.base import base_config, partition_config
 from fedjax_ht.lab.readers.registry import SOURCES, normalised
 from fedjax_ht.lab.runs.plan import plan
@@ -122,20 +123,33 @@ def config(tmp_path):
 
 
 def test_tables_are_standardised_by_config_and_the_head_says_so(config):
-    experiment = plan(config)
-    dataset = experiment.dataset
-    trains = np.concatenate([client.train for client in experiment.partitions[0]])
-    np.testing.assert_allclose(dataset.preprocess.mean, ROWS[trains].mean(0), rtol=1e-5)
+    (run,) = plan(config).runs.values()
+    dataset, partition = run.dataset, run.partitions[0]
+    trains = np.concatenate([client.train for client in partition])
+    data = arranged(dataset, partition, run.federation)
+    rule = data.buckets[run.federation.buckets[0].name].preprocess
+    np.testing.assert_allclose(rule.mean, ROWS[trains].mean(0), rtol=1e-5)
     assert "each feature standardised by the training samples" in fl.describe(dataset).lines[0]
     config.dataset.standardise = "off"
     assert isinstance(plan(config).dataset.preprocess, fl.AsStored)
+
+
+def test_the_samples_of_a_deployment_have_the_moments_of_all_clients(config, tmp_path):
+    from fedjax_ht.deploy.command import split
+    from fedjax_ht.deploy.samples import read_samples
+
+    (run,) = plan(config).runs.values()
+    trains = np.concatenate([client.train for client in run.partitions[0]])
+    for path in split(config, tmp_path):
+        read, _ = read_samples(f"npz:{path}", "")
+        np.testing.assert_allclose(read.preprocess.mean, ROWS[trains].mean(0), rtol=1e-5)
 
 
 def test_other_floats_are_standardised_on_demand(config):
     config.dataset.name, config.model.group = "har_10persons", "harcnn_s1"
     assert isinstance(plan(config).dataset.preprocess, fl.AsStored)
     config.dataset.standardise = "on"
-    assert plan(config).dataset.preprocess.std.shape == (9,)
+    assert plan(config).dataset.preprocess == fl.Standardised()
     config.dataset.name, config.model.group = "fashion_mnist_10k", "mlp2"
     with pytest.raises(ValueError, match="fashion_mnist_10k cannot be standardised"):
         plan(config)
