@@ -24,7 +24,7 @@ def load(name, image_size=None):
 
 
 def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
-    image, count = pixels(64, 64, 3), 1_000  # 12 MB
+    image, count = pixels(64, 64, 3), 3_000  # 37 MB
     content = encoded(image)
     tracemalloc.start()
     decoded = decode_all(((i, content) for i in range(count)), None)
