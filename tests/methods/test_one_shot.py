@@ -293,7 +293,7 @@ class Raised(nn.Module):
     """Features whose mean is many times their deviation."""
 
     @nn.compact
-    def __call__(self, x, train=False, mask=None):
+    def __call__(self, x):
         return nn.relu(nn.Dense(WIDTH)(x.reshape(len(x), -1))) + 30.0
 
 
