@@ -18,7 +18,7 @@ from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.indices import checked_partition
 from fedjax_ht.data.partition.notes import check_split, split_notes
 from fedjax_ht.data.public import check_apart
-from fedjax_ht.data.standardise import is_pending, scale_doubt, standardised
+from fedjax_ht.data.standardise import completed, scale_doubt
 
 
 class FederationData(NamedTuple):
@@ -102,9 +102,8 @@ def arranged(
       ValueError: the partition, the inputs or the classes do not fit the federation.
     """
     _check_fit(dataset, partition, federation)
-    if is_pending(dataset):
-        dataset = standardised(dataset, partition)
-    elif doubt := scale_doubt(dataset, partition):
+    dataset = completed(dataset, partition)
+    if doubt := scale_doubt(dataset, partition):
         warnings.warn(doubt, stacklevel=2)
     splits, counts, pooled = {}, {}, {}
     clients = [client for split in (partition, *beside) for client in split]

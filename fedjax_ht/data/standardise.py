@@ -89,6 +89,11 @@ def is_pending(dataset: Dataset) -> bool:
     return isinstance(dataset.preprocess, Standardised) and dataset.preprocess.mean is None
 
 
+def completed(dataset: Dataset, partition: Partition) -> Dataset:
+    """Returns the set with the moments of a split's training samples if it waits for them."""
+    return standardised(dataset, partition) if is_pending(dataset) else dataset
+
+
 def scale_doubt(dataset: Dataset, partition: Partition) -> str:
     """Returns a warning on features that are too large for models; "" if there are none.
 

@@ -25,7 +25,7 @@ from absl import flags
 
 from fedjax_ht.check.packages import require
 from fedjax_ht.core.compiling import enable_compilation_cache
-from fedjax_ht.data.standardise import is_pending, standardised
+from fedjax_ht.data.standardise import completed
 from fedjax_ht.deploy.audit import lifetime, open_audit
 from fedjax_ht.deploy.client import answer, make_client, request_bytes
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
@@ -100,10 +100,9 @@ tell = functools.partial(print, flush=True)
 def split(config: Config, workdir: Path) -> list[Path]:
     """Writes a config's samples to files (see `samples.write_split`); returns the paths."""
     experiment = plan(config)
-    dataset, partition = experiment.dataset, experiment.partitions[0]
-    if is_pending(dataset):  # with the moments of all clients, as in a simulation
-        dataset = standardised(dataset, partition)
-    return write_split(workdir, dataset, partition)
+    partition = experiment.partitions[0]
+    # With the moments of all clients, as in a simulation.
+    return write_split(workdir, completed(experiment.dataset, partition), partition)
 
 
 def keys(workdir: Path) -> None:

@@ -16,7 +16,7 @@ from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.public import hold_out_share
-from fedjax_ht.data.standardise import is_pending, standardised
+from fedjax_ht.data.standardise import completed, is_pending
 from fedjax_ht.lab.config.sections import DatasetConfig
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
@@ -101,9 +101,7 @@ def read_samples(
         )
     empty = np.zeros(0, np.int64)
     indices = ClientIndices(*(dataset.official.get(part, empty) for part in ClientIndices._fields))
-    if is_pending(dataset):
-        dataset = standardised(dataset, (indices,))
-    return dataset, indices
+    return completed(dataset, (indices,)), indices
 
 
 def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:

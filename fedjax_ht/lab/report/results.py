@@ -30,6 +30,8 @@ from fedjax_ht.simulation.history import best, merged, wire_bytes
 from fedjax_ht.simulation.rows import NEW, History, Row, Runs, evaluated
 
 NOTES = {
+    "epsilon": """\
+"epsilon": the privacy cost of all rounds, the largest of any client, at privacy.delta.""",
     "macro F1 %": """\
 "macro F1": the mean F1 score of a client's classes, those of its test samples and predictions, \
 or of all labels where samples have several, and then over clients, in the same round.""",
@@ -43,8 +45,6 @@ FedSSA's code reports it. As a maximum over rounds and draws of participants, it
 (docs/results.md).""",
     "new clients": """\
 "new clients": the score of clients that never train, in the best round of those that do.""",
-    "epsilon": """\
-"epsilon": the privacy cost of all rounds, the largest of any client, at privacy.delta.""",
 }
 """Title of a column -> its meaning."""
 
@@ -406,7 +406,7 @@ def costs(
         origin += ", by the round's participants"
     title, reached = f"{score.name}{score.unit}", f"{score.text(target)}{score.unit}"
     of_run = columns_of(score, ())
-    shared = ("method", title, "epsilon", *NOTES, "server's model %", "best round")
+    shared = ("method", title, *NOTES, "server's model %", "best round")
     until: dict[str, Column] = {
         f"rounds to {reached}": _rounds,
         f"bytes to {reached}": _until("bytes", document.human_bytes),

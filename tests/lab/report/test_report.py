@@ -201,7 +201,6 @@ def test_a_client_far_from_the_others_is_named():
     less, more = warnings({"a": [rows]})
     assert less.startswith("a: far lower accuracy than the others: client 13 (10 %)")
     assert more.startswith("a: far higher accuracy than the others: client 16 (99 %)")
-    other = runs(0.5, 0.6)[0]
     other, rows = runs(0.5, 0.6)[0], [row | {"trial": 1} for row in rows]
     less, more = warnings({"a": [other, rows]})
     assert less.startswith("a: far lower accuracy than the others in trial 1: client 13 (10 %)")
