@@ -76,7 +76,14 @@ def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[
     arrays = {}
     for name, indices in sets.items():
         arrays[name] = _as_indices(f"{place}: {name}", indices, num_samples)
-    _refuse_repeated(place, arrays)
+    together = np.concatenate([np.zeros(0, np.int64), *arrays.values()])
+    indices, counts = np.unique(together, return_counts=True)
+    if len(indices) < len(together):
+        first = indices[counts > 1][0]
+        holders = [name for name, x in arrays.items() for _ in x[x == first]]
+        raise ValueError(
+            f"{place}: sample {first} is in {' and in '.join(holders)}; remove it from one"
+        )
     return arrays
 
 
@@ -102,21 +109,3 @@ def _as_indices(place: str, value: Any, num_samples: int) -> np.ndarray:
             f"from 0 to {num_samples - 1}"
         )
     return indices.astype(np.int64)
-
-
-def _refuse_repeated(place: str, sets: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError if an index occurs twice in a set or in two sets."""
-    together = np.concatenate([np.zeros(0, np.int64), *sets.values()])
-    indices, counts = np.unique(together, return_counts=True)
-    if len(indices) == len(together):
-        return
-    repeated = indices[counts > 1]
-    holders = [name for name, of_set in sets.items() if repeated[0] in of_set]
-    if len(holders) == 1:
-        raise ValueError(
-            f"{place}: {holders[0]} has sample {repeated[0]} twice; give each sample only once: "
-            "np.unique(indices)"
-        )
-    raise ValueError(
-        f"{place}: sample {repeated[0]} is in {holders[0]} and in {holders[1]}; remove it from one"
-    )

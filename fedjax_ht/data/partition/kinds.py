@@ -111,9 +111,9 @@ def practical(
     """
     if min_samples is None:
         min_samples = pfllib_least(len(labels), num_clients)
-    capacity = len(labels) / num_clients
     options = {"alpha": alpha, "min_samples": min_samples, "max_tries": max_tries}
-    return _draw(labels, num_clients, num_classes, rng, capacity=capacity, **options)
+    capacity = len(labels) / num_clients
+    return dirichlet(labels, num_clients, num_classes, rng, capacity, **options)
 
 
 @documented_by(practical)
@@ -122,6 +122,7 @@ def dirichlet(
     num_clients: int,
     num_classes: int,
     rng: np.random.RandomState,
+    capacity: float = np.inf,
     *,
     alpha: Positive = 0.1,
     min_samples: Count = 10,
@@ -132,10 +133,19 @@ def dirichlet(
     Other arguments and errors as in `practical`.
 
     Args:
+      capacity: number of samples from which on a client gets no more classes.
       min_samples: fewest samples of a client.
     """
-    options = {"alpha": alpha, "min_samples": min_samples, "max_tries": max_tries}
-    return _draw(labels, num_clients, num_classes, rng, capacity=np.inf, **options)
+    is_possible = num_clients * min_samples <= len(labels)
+    for _ in range(max_tries if is_possible else 0):
+        plan = _try(by_class(labels, num_classes), num_clients, rng, alpha, capacity)
+        if plan is not None and min(map(len, plan)) >= min_samples:
+            return plan
+    raise ValueError(
+        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
+        f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
+        "min_samples or num_clients"
+    )
 
 
 @documented_by(practical)
@@ -187,34 +197,9 @@ def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
     return indices[: num_rows * width].reshape(num_rows, width)
 
 
-def _draw(
-    labels: np.ndarray,
-    num_clients: int,
-    num_classes: int,
-    rng: np.random.RandomState,
-    *,
-    alpha: float,
-    min_samples: int,
-    max_tries: int,
-    capacity: float,
-) -> Plan:
-    """Draws until every client has the minimum; a client that holds `capacity` gets no more."""
-    is_possible = num_clients * min_samples <= len(labels)
-    for _ in range(max_tries if is_possible else 0):
-        plan = _try(labels, num_clients, num_classes, rng=rng, alpha=alpha, capacity=capacity)
-        if plan is not None and min(map(len, plan)) >= min_samples:
-            return plan
-    raise ValueError(
-        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
-        f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
-        "min_samples or num_clients"
-    )
-
-
 def _try(
-    labels: np.ndarray,
+    classes: list[np.ndarray],
     num_clients: int,
-    num_classes: int,
     rng: np.random.RandomState,
     alpha: float,
     capacity: float,
@@ -222,7 +207,7 @@ def _try(
     """Returns one draw, or None if the shares of a class underflow to zero (a tiny alpha)."""
     hands = [[] for _ in range(num_clients)]
     held = np.zeros(num_clients, int)
-    for members in by_class(labels, num_classes):
+    for members in classes:
         # draws in PFLlib's order, even for a class without samples
         rng.shuffle(members)
         shares = rng.dirichlet(np.repeat(alpha, num_clients)) * (held < capacity)

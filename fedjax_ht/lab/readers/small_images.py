@@ -13,7 +13,6 @@ import io
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -139,46 +138,24 @@ FASHION_MNIST_10K = Source(
 _PIXELS = 3 * 32 * 32  # bytes of an image, plane by plane
 
 
-class _Layout(NamedTuple):
-    """File names of a CIFAR set.
-
-    Attributes:
-      stem: start of the archive's name.
-      folder: folder in the archive.
-      files: names of the batches, the test set last, and of the file with the class names.
-      names_key: key of the class names in that file.
-    """
-
-    stem: str
-    folder: str
-    files: tuple[str, ...]
-    names_key: str
-
-
-_LAYOUTS = {
-    "cifar10": _Layout(
-        stem="cifar-10-python",
-        folder="cifar-10-batches-py",
-        files=(*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
-        names_key="label_names",
+_CIFAR = {  # name of a set -> its archive, the folder in it, the batches (test last) and names
+    "cifar10": (
+        "cifar-10-python",
+        "cifar-10-batches-py",
+        (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
     ),
-    "cifar100": _Layout(
-        stem="cifar-100-python",
-        folder="cifar-100-python",
-        files=("train", "test", "meta"),
-        names_key="fine_label_names",
-    ),
+    "cifar100": ("cifar-100-python", "cifar-100-python", ("train", "test", "meta")),
 }
 
 
 def _cifar_origin(name: str) -> Origin:
     """Returns the origin: the archive or the extracted folder."""
-    layout = _LAYOUTS[name]
+    archive, folder, files = _CIFAR[name]
     return Origin(
-        f"{layout.stem}.tar.gz or its extracted folder",
+        f"{archive}.tar.gz or its extracted folder",
         "download it from the dataset's page (Krizhevsky, python version)",
-        names=(layout.folder, f"{layout.stem}.tar.gz", f"{layout.stem}.tar"),
-        markers=layout.files[-1:],
+        names=(folder, f"{archive}.tar.gz", f"{archive}.tar"),
+        markers=files[-1:],
     )
 
 
@@ -187,26 +164,25 @@ def read_cifar(name: str, source: Path, options: ReadOptions) -> Raw:
 
     `name` is "cifar10" or "cifar100" (its 100 fine classes).
     """
-    layout = _LAYOUTS[name]
-    pattern = re.compile(
-        rf"^(?:\./)?(?:[^/]+/)?(?P<file>{'|'.join(map(re.escape, layout.files))})$"
-    )
+    files = _CIFAR[name][-1]
+    pattern = re.compile(rf"^(?:\./)?(?:[^/]+/)?(?P<file>{'|'.join(map(re.escape, files))})$")
     contents = {match["file"]: content for match, content in members(source, pattern)}
-    *batches, meta = take(contents, layout.files, "files")
+    *batches, meta = take(contents, files, "files")
     images, labels = zip(*map(_parse_batch, batches))
     counts = list(map(len, labels))
     return Raw(
         np.ascontiguousarray(np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)),
         np.concatenate(labels),
-        _class_names(meta, layout.names_key),
+        _class_names(meta),
         official=one_after_another([("train", sum(counts[:-1])), ("test", counts[-1])]),
     )
 
 
-def _class_names(content: bytes, key: str) -> tuple[str, ...]:
-    (names,) = take(_load_dict(content), (key,), "entries")
-    if not all(isinstance(name, bytes | str) for name in names):
-        raise ValueError(f"{key} contains something other than text")
+def _class_names(content: bytes) -> tuple[str, ...]:
+    entries = _load_dict(content)
+    names = entries.get("fine_label_names", entries.get("label_names"))
+    if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
+        raise ValueError("the file of class names has no list of them")
     return tuple(name.decode() if isinstance(name, bytes) else name for name in names)
 
 

@@ -1,6 +1,5 @@
 """Loads pre-trained extractors by name, `config.dataset.backbone`, and caches their features."""
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -22,9 +21,9 @@ from fedjax_ht.core.numerics import standard_numerics
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.features import colour_shape, extract_features, with_features
 from fedjax_ht.data.reading import Reading
-from fedjax_ht.lab.files import atomic_open
-from fedjax_ht.lab.readers.registry import cache_folders
-from fedjax_ht.lab.safe.arrays import opened_npz
+from fedjax_ht.lab.readers.images import write_stacked
+from fedjax_ht.lab.readers.registry import cached
+from fedjax_ht.lab.readers.source import Raw
 from fedjax_ht.lab.safe.bounded import sha256_of
 from fedjax_ht.lab.weights.hugging_face.folder import weights_file
 from fedjax_ht.lab.weights.start import native_width, with_weights
@@ -143,37 +142,17 @@ def backbone_features(dataset: Dataset, name: str, data_dir: str) -> Dataset:
     sums = sum_of_arrays(leaves), sha256_of(file)
     module = _module(group, shape, dataset.preprocess)
     key = hashlib.sha256(repr((_FORMAT, module, scale, sums)).encode()).hexdigest()
-    places = []
-    for folder in cache_folders(Path(data_dir).expanduser()):
-        places.append(folder / f"features-{key[:32]}.npz")
-    features = _stored(places, len(dataset.labels))
-    if features is None:
+
+    def build(target: Path | None) -> Raw:
         _LOGGER.warning(
             f"{dataset.name}: the features of {len(dataset.labels):,} images are computed once "
             "and reused by later runs"
         )
-        features = extract_features(dataset, *load_backbone(name, shape, dataset.preprocess)).inputs
-        _store(places, features)
+        x = extract_features(dataset, *load_backbone(name, shape, dataset.preprocess)).inputs
+        return Raw(write_stacked(target, x.shape, x.dtype, [x]), dataset.labels, ())
+
+    stored = cached(f"features-{key[:32]}", Path(data_dir).expanduser(), [file], build)
     reading = dataset.reading or Reading()
     about = f"features of {group} for images of {height}x{width} pixels"
     reading = dataclasses.replace(reading, converted=(*reading.converted, about))
-    return dataclasses.replace(with_features(dataset, features), reading=reading)
-
-
-def _stored(places: list[Path], count: int) -> np.ndarray | None:
-    """Returns the features in the first intact file with `count` rows; None without one."""
-    for place in places:
-        # zipfile, zlib and numpy raise different errors for a damaged file
-        with contextlib.suppress(Exception), opened_npz(place) as arrays:
-            features = arrays["features"]
-            if features.dtype == np.float32 and features.ndim == 2 and len(features) == count:
-                return features
-    return None
-
-
-def _store(places: list[Path], features: np.ndarray) -> None:
-    """Writes features to the first writable place."""
-    for place in places:
-        with contextlib.suppress(OSError), atomic_open(place, "wb") as file:
-            np.savez(file, features=features)
-            return
+    return dataclasses.replace(with_features(dataset, np.asarray(stored.inputs)), reading=reading)

@@ -69,12 +69,11 @@ def test_har(tmp_path, kind, folder):
 
 SIGNAL, LINE = "train/Inertial Signals/body_acc_y_train.txt", "1 " * 128 + "\n"
 HAR_DAMAGE = {  # message -> the file and its content
-    "train: labels range from 0 to 0, not 1 to 6": ("train/y_train.txt", "0\n" * 6),
-    "train: persons range from 31 to 31, not 1": ("train/subject_train.txt", "31\n" * 6),
+    "har: labels run from -1 to 4": ("train/y_train.txt", "0\n" * 6),
     "subject_test.txt has 3 rows for 4 labels": ("test/subject_test.txt", "1\n" * 3),
     "y_test.txt: could not convert string '2.5'": ("test/y_test.txt", "1\n2.5\n1\n1\n"),
     f"{SIGNAL}: its first line has 3 numbers, not 128": (SIGNAL, "1 2 3\n" * 3),
-    "train: a signal is not finite": (SIGNAL, text(np.full((6, 128), np.nan))),
+    "har: inputs has values that are NaN": (SIGNAL, text(np.full((6, 128), np.nan))),
     "columns changed from 128 to 127 at row 2": (SIGNAL, LINE + "1 " * 127 + "\n"),
     "a line has more than 8192 characters": (SIGNAL, LINE + "1 " * 10_000 + "\n"),
     "1 of 11 files are missing": (SIGNAL, None),

@@ -129,12 +129,12 @@ BAD_FILES = {
 
 
 BAD_CONFIGS = {
-    "model_type is 'rwkv'; it must be one of bert, vit, gpt2, llama": {"model_type": "rwkv"},
-    "hidden_size is 9; it must be a positive integer of at most 1,048,576": {"hidden_size": 9},
-    "num_hidden_layers is True; it must be a positive integer": {"num_hidden_layers": True},
+    "model_type is 'rwkv'; it must be 'bert', 'vit', 'gpt2' or 'llama'": {"model_type": "rwkv"},
+    "hidden_size is 9; it must be a multiple of 2": {"hidden_size": 9},
+    "num_hidden_layers is True; it must be an integer from 1 to 1000": {"num_hidden_layers": True},
     "vocab_size is 10000000000; it must be": {"vocab_size": 10**10},
-    "hidden_act is 'tanh'; it must be one of gelu, ": {"hidden_act": "tanh"},
-    "layer_norm_eps is nan; it must be a positive number": {"layer_norm_eps": float("nan")},
+    "hidden_act is 'tanh'; did you mean 'gelu_pytorch_tanh'": {"hidden_act": "tanh"},
+    "layer_norm_eps is nan; it must be a number above 0": {"layer_norm_eps": float("nan")},
     "position_embedding_type is 'relative_key'; only": {"position_embedding_type": "relative_key"},
     "texts have 6 tokens, but the model has 5 positions": {"max_position_embeddings": 5},
     "has 20 token ids, but the data have 30; also use the folder as the data's": {"vocab_size": 20},
@@ -275,7 +275,7 @@ def test_a_folders_rule_for_pixels_is_compared(case, tmp_path):
         ("image_std is .*; it must be above 0", {"image_std": [1, 0, 1]}),
         ("image_mean is .*; it must be 3 finite numbers", {"image_mean": [0.5, 0.5]}),
         ("image_mean is .*; it must be 3 finite numbers", {"image_mean": ["0.5"] * 3}),
-        ("do_normalize is 'no'; it must be true or false", {"do_normalize": "no"}),
+        ("do_normalize is 'no'; it must be True or False", {"do_normalize": "no"}),
         ("do_flip_channel_order is True; only", {"do_flip_channel_order": True}),
     ],
 )

@@ -4,11 +4,12 @@ import re
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import numpy as np
 
+from fedjax_ht.check.options import Positive, Within, check_value
 from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described
 from fedjax_ht.lab.safe.bounded import read_json
 from fedjax_ht.lab.weights.hugging_face import transformers
@@ -52,29 +53,20 @@ class Settings(NamedTuple):
         place = self.folder / file
         return Settings(self.folder, read_json(place, dict, _BYTES) if place.exists() else {}, file)
 
+    def value(self, field: str, annotation: Any, default: Any = None) -> Any:
+        """Returns a field that an annotation allows; `default` if absent or null."""
+        value = self.fields.get(field)
+        value = default if value is None else value
+        check_value(f"{self.place}: {field}", value, annotation)
+        return value
+
     def count(
         self, field: str, default: int | None = None, *, divisor: int = 1, most: int = _LARGEST
     ) -> int:
         """Returns a multiple of `divisor`, 1 to `most`; `default` if absent or null."""
-        value = self.fields.get(field)
-        value = default if value is None else value
-        if type(value) is not int or not 0 < value <= most or value % divisor:
-            multiple = f", a multiple of {divisor}" if divisor > 1 else ""
-            raise self.wrong(field, f"it must be a positive integer of at most {most:,}{multiple}")
-        return value
-
-    def number(self, field: str, default: float) -> float:
-        """Returns a positive finite number."""
-        value = self.fields.get(field, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise self.wrong(field, "it must be a positive number")
-        return float(value)
-
-    def choice(self, field: str, default: str, known: Collection[str]) -> str:
-        """Returns one of `known`."""
-        value = self.fields.get(field, default)
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(field, f"it must be one of {', '.join(known)}")
+        value = self.value(field, Annotated[int, Within(1, most)], default)
+        if value % divisor:
+            raise self.wrong(field, f"it must be a multiple of {divisor}")
         return value
 
     def require(self, field: str, value: Any) -> None:
@@ -100,14 +92,7 @@ class Settings(NamedTuple):
             if kind != "default":
                 raise self.wrong(name, "only rotary positions without scaling are supported")
             fields = fields | values
-        return Settings(self.folder, fields).number("rope_theta", 10_000.0)
-
-    def flag(self, field: str, default: bool) -> bool:
-        """Returns true or false."""
-        value = self.fields.get(field)
-        if value not in (None, True, False):
-            raise self.wrong(field, "it must be true or false")
-        return default if value is None else bool(value)
+        return float(Settings(self.folder, fields).value("rope_theta", Positive, 10_000.0))
 
     def by_channel(self, field: str, channels: int) -> np.ndarray:
         """Returns one number per channel; 0.5 if the field is absent."""
@@ -200,7 +185,7 @@ def _mode(settings: Settings, known: Collection[str]) -> str:
     value = settings.fields.get("pooling_mode") or []
     modes = set(map(str, value if isinstance(value, list) else [value]))
     for field in settings.fields:
-        if field.startswith("pooling_mode_") and settings.flag(field, False):
+        if field.startswith("pooling_mode_") and settings.value(field, bool, False):
             modes.add(field.removeprefix("pooling_mode_"))
     modes = {re.sub("_tokens?$", "", mode) for mode in modes}
     if len(modes) != 1 or not modes <= set(known):
@@ -218,9 +203,9 @@ def image_rule(settings: Settings, channels: int) -> Pixels | None:
         return None
     beside.require("do_flip_channel_order", False)
     white = 255.0  # value of white pixels, which a model's processor may rescale
-    if beside.flag("do_rescale", True):
-        white *= beside.number("rescale_factor", 1 / 255)
-    if not beside.flag("do_normalize", True):
+    if beside.value("do_rescale", bool, True):
+        white *= beside.value("rescale_factor", Positive, 1 / 255)
+    if not beside.value("do_normalize", bool, True):
         return Pixels(np.zeros(channels), np.full(channels, 1 / white))
     mean, std = (beside.by_channel(field, channels) for field in ("image_mean", "image_std"))
     if not (std > 0).all():
@@ -293,8 +278,8 @@ def _sizes(
         layers=settings.count("num_hidden_layers", most=_LAYERS),
         heads=heads,
         hidden=settings.count("intermediate_size"),
-        epsilon=settings.number(epsilon, usual),
-        activation=settings.choice("hidden_act", activation, ACTIVATIONS),
+        epsilon=settings.value(epsilon, Positive, usual),
+        activation=settings.value("hidden_act", Literal[*ACTIVATIONS], activation),
     )
 
 
@@ -311,8 +296,8 @@ def gpt2(settings: Settings) -> nn.Module:
         layers=settings.count("n_layer", most=_LAYERS),
         heads=heads,
         hidden=settings.count("n_inner", 4 * width),
-        epsilon=settings.number("layer_norm_epsilon", 1e-5),
-        activation=settings.choice("activation_function", "gelu_new", ACTIVATIONS),
+        epsilon=settings.value("layer_norm_epsilon", Positive, 1e-5),
+        activation=settings.value("activation_function", Literal[*ACTIVATIONS], "gelu_new"),
     )
     vocabulary, positions = settings.count("vocab_size"), settings.count("n_positions")
     return transformers.Gpt2(vocabulary, positions, sizes, normalised)
@@ -415,7 +400,7 @@ def folder_group(
       ValueError: its model is not in `FAMILIES`, or does not fit the samples. One line.
     """
     settings = read_settings(folder_of(group))
-    name = settings.choice("model_type", "", FAMILIES)
+    name = settings.value("model_type", Literal[*FAMILIES], "")
     base = FAMILIES[name].build(settings)
     if hasattr(base, "vocabulary"):
         _check_tokens(group, base.vocabulary, input_shape, vocabulary)
