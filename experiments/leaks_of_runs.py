@@ -14,11 +14,11 @@ import numpy as np
 from experiments.leaks import imitation, inversion, membership
 from experiments.leaks.images import psnr, ssim
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
-from fedjax_ht.core.context import ClientInfo, client_context
+from fedjax_ht.core.context import ClientInfo, Turn
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.core.round import Channel, receive, send
+from fedjax_ht.core.round import Channel, send
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
@@ -90,19 +90,16 @@ def case(loaded: LoadedRun, client: int, trial: int, batch: int = 0) -> Case:
     server = arrays(loaded.state.server)
     channel = Channel(chain(run.options.uplink), chain(run.options.downlink))
     hidden = private(method, privacy)
-    downlink = send(
-        hidden, federation, bucket, channel, server=server, root=root, round=round, info=info
-    )
+    turn = Turn(root, round, info)
+    downlink = send(hidden, federation, bucket, channel, server=server, turn=turn)
     neighbour = jnp.int32((client + 1) % federation.num_clients)
-    first = client_context(Purpose.INIT_CLIENT, root, jnp.int32(0), info._replace(id=neighbour))
+    first = Turn(root, jnp.int32(0), info._replace(id=neighbour)).context(Purpose.INIT_CLIENT)
     other = method.init_client(bucket, first._replace(info=None, shared_key=None))
     victim = imitation.Victim(
         method=method,
         bucket=bucket,
         downlink=downlink,
-        root=root,
-        round=round,
-        info=info,
+        turn=turn,
         data=data_of(loaded, client, trial),
         privacy=privacy,
     )
@@ -209,7 +206,7 @@ def invert(loaded: LoadedRun, plan: Inversions) -> Iterator[Inverted]:
     hidden["epsilon"] = epsilon(loaded, client, trial, rounds, noisy=noisy)
     cases = itertools.product(range(plan.uploads), plan.noises, states.items(), plan.searches)
     for i, noise, (knowledge, held), (name, search) in cases:
-        key = jax.random.fold_in(jax.random.fold_in(victim.root, Purpose.UPLINK), i)
+        key = jax.random.fold_in(jax.random.fold_in(victim.turn.root, Purpose.UPLINK), i)
         seen = seen_of(gaussian_noise(noise, 0.0)(key, sent[i]), held, labels[i])
         result = inversion.invert(simulate, seen, shape, jax.random.key(i), search)
         real = np.asarray(images[i])
@@ -279,16 +276,8 @@ def memberships(loaded: LoadedRun, trial: int, rounds: int | None = None) -> Ite
         data = victim.data
         models = {OWN: state}
         if method.global_model is not None:
-            models[NOT_NEEDED] = receive(
-                private(method, privacy),
-                victim.bucket,
-                state,
-                victim.downlink,
-                data,
-                root=victim.root,
-                round=victim.round,
-                info=victim.info,
-            )
+            hidden, ctx = private(method, privacy), victim.turn.context(Purpose.RECEIVE)
+            models[NOT_NEEDED] = hidden.receive(victim.bucket, state, victim.downlink, data, ctx)
         for knowledge, model in models.items():
             # Splits are padded to one size: only the first `count` losses belong to samples.
             by_split = []

@@ -17,10 +17,10 @@ import jax.extend
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo, client_context
+from fedjax_ht.core.context import Turn
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import Channel, client_step, receive, without_samples
+from fedjax_ht.core.round import Channel, client_step, without_samples
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Transform, dense, payload_leaves, values_of, with_payload
@@ -38,8 +38,8 @@ class Victim(NamedTuple):
         as LocalTraining(steps=1, shuffle=False, batch_size=B).
       bucket: the bucket of the client.
       downlink: the message that the client received.
-      root, round, info: the trial's root key, the number of the round and the client's information;
-        they determine the client's random draws, which are taken as known.
+      turn: the client and the round. They determine the client's random draws, which are taken as
+        known.
       data: a dataset; its rule from pixels to a model's inputs is used.
       privacy: the clipping and noise that hide the client, or None. `secret` decides the noise.
     """
@@ -47,9 +47,7 @@ class Victim(NamedTuple):
     method: Method
     bucket: Bucket
     downlink: PyTree
-    root: jax.Array
-    round: jax.Array
-    info: ClientInfo
+    turn: Turn
     data: Data
     privacy: Privacy | None = None
 
@@ -130,20 +128,18 @@ def upload(
 
     method, channel = private(victim.method, victim.privacy), Channel(uplink or same, same)
     step = client_step(method, victim.bucket, channel)
-    data, place = _data_of(victim, images, labels), _place(victim, labels)
-    _, result = step(state, victim.downlink, data, *place)
+    data, turn = _data_of(victim, images, labels), _turn(victim, labels)
+    _, result = step(state, victim.downlink, data, turn)
     return result.uplink
 
 
 def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
     """Computes the upload of a client that receives the message, but trains on no sample."""
     method = private(victim.method, victim.privacy)
-    data, (root, round, info) = _data_of(victim, images, labels), _place(victim, labels)
-    client = receive(
-        method, victim.bucket, state, victim.downlink, data, root=root, round=round, info=info
-    )
-    nothing = without_samples(data)._replace(round=victim.round)
-    ctx = client_context(Purpose.TRAIN, root, round, info)
+    data, turn = _data_of(victim, images, labels), _turn(victim, labels)
+    ctx = turn.context(Purpose.RECEIVE)
+    client = method.receive(victim.bucket, state, victim.downlink, data, ctx)
+    nothing, ctx = without_samples(data)._replace(round=turn.round), turn.context(Purpose.TRAIN)
     return method.client_update(victim.bucket, client, victim.downlink, nothing, ctx)[1]
 
 
@@ -162,8 +158,9 @@ def _data_of(victim: Victim, images: jax.Array, labels: jax.Array) -> Data:
     )
 
 
-def _place(victim: Victim, labels: jax.Array) -> tuple[jax.Array, jax.Array, ClientInfo]:
-    return victim.root, victim.round, victim.info._replace(num_samples=jnp.int32(len(labels)))
+def _turn(victim: Victim, labels: jax.Array) -> Turn:
+    info = victim.turn.info._replace(num_samples=jnp.int32(len(labels)))
+    return victim.turn._replace(info=info)
 
 
 def observe(

@@ -179,27 +179,19 @@ def allows(annotation: Any, value: Any) -> bool:
     return _form_allows(kind, within, value)
 
 
-def wrong_entry(annotation: Any, value: Any) -> tuple[Any, Any] | None:
-    """Finds the first entry of a tuple, list or dict that the annotation does not allow.
+def entries_of(annotation: Any, value: Any) -> list[tuple[Any, Any, Any]] | None:
+    """Returns (index or key, entry, annotation) of each entry of a tuple, list or dict.
 
-    Returns:
-      Its index or key, and its annotation; None if there is none, or if entries need not be
-      instances of a class.
+    None if the value or the annotation is another one.
     """
     form, arguments = get_origin(annotation), get_args(annotation)
     if form in (Union, types.UnionType) and arguments[1:] == (types.NoneType,):
-        return wrong_entry(arguments[0], value)
+        return entries_of(arguments[0], value)
     is_row = isinstance(value, tuple | list) and not is_named_tuple(type(value))
     if form in (tuple, Sequence) and is_row:
-        entries, entry = enumerate(value), arguments[0]
-    elif form is Mapping and isinstance(value, Mapping):
-        entries, entry = value.items(), arguments[1]
-    else:
-        return None
-    if is_kind(entry):
-        for key, found in entries:
-            if not allows(entry, found):
-                return key, entry
+        return [(place, entry, arguments[0]) for place, entry in enumerate(value)]
+    if form is Mapping and isinstance(value, Mapping):
+        return [(key, entry, arguments[1]) for key, entry in value.items()]
     return None
 
 
@@ -213,12 +205,9 @@ def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:
     if form is tuple:
         is_sequence = isinstance(value, tuple | list | np.ndarray)
         return is_sequence and _tuple_allows(arguments, within, list(value))
-    if form is Sequence:
-        is_list = isinstance(value, tuple | list) and not is_named_tuple(type(value))
-        return is_list and all(allows(arguments[0], entry) for entry in value)
-    if form is Mapping:
-        is_mapping = isinstance(value, Mapping)
-        return is_mapping and all(allows(arguments[1], entry) for entry in value.values())
+    if form in (Sequence, Mapping):
+        entries = entries_of(kind, value)
+        return entries is not None and all(allows(each, entry) for _, entry, each in entries)
     return True
 
 
@@ -409,9 +398,9 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     """
     if allows(annotation, value):
         return
-    if (wrong := wrong_entry(annotation, value)) is not None:
-        key, annotation = wrong
-        name, value = f"{name}[{key!r}]", value[key]
+    for key, entry, kind in entries_of(annotation, value) or ():
+        if is_kind(kind):
+            check_value(f"{name}[{key!r}]", entry, kind)
     rule = f"it must be {describe(annotation, value)}"
     if isinstance(value, str):
         names = [choice for choice in choices(annotation) if isinstance(choice, str)]

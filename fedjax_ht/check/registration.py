@@ -1,41 +1,24 @@
 """Registries: functions by name, as used in configs, and checks of user registrations."""
 
+import collections
 import functools
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedjax_ht.check.names import kind_of_value
 
 
-class Registry(MutableMapping[str, Any]):
+class Registry(collections.UserDict[str, Any]):
     """Objects by name. An object given as "module:object" is imported at its first lookup."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._objects = dict(objects)
-
     def __getitem__(self, name: str) -> Any:
-        found = self._objects[name]
+        found = self.data[name]
         if isinstance(found, str):
-            found = self._objects[name] = pkgutil.resolve_name(found)
+            found = self.data[name] = pkgutil.resolve_name(found)
         return found
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._objects[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._objects[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._objects  # without importing
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._objects)
-
-    def __len__(self) -> int:
-        return len(self._objects)
 
 
 def check_registration(

@@ -10,11 +10,6 @@ counts stay right, and no attack hides in integers.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import client_context
-from fedjax_ht.core.keys import Purpose
-from fedjax_ht.core.trees import PyTree
-
 
 class Code(NamedTuple):
     """Functions that encode an upload as a message, and decode it again.
@@ -44,21 +39,3 @@ class Code(NamedTuple):
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     remembers: bool = False
-
-
-def encoded(code: Code, bucket: Bucket, uplink, downlink, root, round, info) -> PyTree:
-    """Returns the message that crosses the wire for a client's upload.
-
-    Args:
-      code: the method's code.
-      bucket: the client's bucket.
-      uplink: the upload, after `client_update` and the channel's transforms.
-      downlink: the downlink that it answers, as the client received it.
-      root, round, info: arguments as for `context.client_context`.
-    """
-    return code.encode(bucket, uplink, downlink, client_context(Purpose.TRAIN, root, round, info))
-
-
-def decoded(code: Code, bucket: Bucket, message, downlink, root, round, info) -> PyTree:
-    """Returns the upload that a message encodes, on the server or a client; see `encoded`."""
-    return code.decode(bucket, message, downlink, client_context(Purpose.TRAIN, root, round, info))

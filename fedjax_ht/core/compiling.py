@@ -130,12 +130,16 @@ def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
             job.result()
 
 
+ROUND_SPECS = (SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED)
+"""Placement of (states, schedule, server, data, when)."""
+
+
 def platform_of(mesh: Mesh) -> str:
     """Returns the platform of a mesh's devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
 
 
-def on_mesh(run: Callable, mesh: Mesh, trains: bool) -> Callable:
+def on_mesh(run: Callable, mesh: Mesh, trains: bool, specs: tuple = ROUND_SPECS) -> Callable:
     """Compiles a function so that every device runs its own clients.
 
     Args:
@@ -152,7 +156,7 @@ def on_mesh(run: Callable, mesh: Mesh, trains: bool) -> Callable:
     sharded = jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
+        in_specs=specs,
         out_specs=SHARDED,
         # Devices do not communicate, so there is no replication to check.
         check_vma=False,

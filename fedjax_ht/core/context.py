@@ -59,12 +59,27 @@ class Context(NamedTuple):
     adapt_epochs: Int[Array, ""] | int | None = None
 
 
-def client_context(
-    purpose: Purpose, root: Key[Array, ""], round: Int[Array, ""], info: ClientInfo
-) -> Context:
-    """Makes the context of a client's call in a round."""
-    shared = round_key(root, Purpose.SHARED, round)
-    return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
+class Turn(NamedTuple):
+    """A client in a round, from which the keys and contexts of its calls follow.
+
+    Attributes:
+      root: key of the run.
+      round: int32 scalar, from 0.
+      info: the client's id and counts.
+    """
+
+    root: Key[Array, ""]
+    round: Int[Array, ""]
+    info: ClientInfo
+
+    def key(self, purpose: Purpose) -> Key[Array, ""]:
+        """Returns the client's key for one purpose."""
+        return client_key(self.root, purpose, self.round, self.info.id)
+
+    def context(self, purpose: Purpose) -> Context:
+        """Makes the context of a call."""
+        shared = round_key(self.root, Purpose.SHARED, self.round)
+        return Context(self.key(purpose), self.round, self.info, shared_key=shared)
 
 
 class Received(NamedTuple):

@@ -7,22 +7,22 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int, Key
+from jaxtyping import Bool, Int
 
 from fedjax_ht.check.options import OptionalCount, check_fields
 from fedjax_ht.core.bucket import Bucket, features, logits
 from fedjax_ht.core.compiling import compiled
-from fedjax_ht.core.context import ClientInfo, client_context
+from fedjax_ht.core.context import Turn
 from fedjax_ht.core.executor import Schedule, at_slots, run_clients
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.local_training import train
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores, score
-from fedjax_ht.core.round import Channel, Participant, RunServer, any_state, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, RunServer, any_state, send, view
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.statistics import collect_statistics
-from fedjax_ht.core.trees import Array, HostNumber, PyTree, select
+from fedjax_ht.core.trees import HostNumber, PyTree, select
 
 ScoredState = Literal["received", "trained", "both"]
 NormStatistics = Literal["batch", "training"]
@@ -109,19 +109,16 @@ def received_where(
     downlink: PyTree,
     data: Data,
     *,
-    root: Key[Array, ""],
-    round: Int[Array, ""],
-    info: ClientInfo,
+    turn: Turn,
     received: Bool[HostNumber, ""] | bool,
 ) -> PyTree:
     """Returns the client's state after `receive` if `received` is True, else unchanged.
 
     Args:
-      method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
-        `data` is the client's own.
+      method, bucket, client, downlink, data, turn: arguments as for `round.client_step`.
       received: bool scalar, traced.
     """
-    after = receive(method, bucket, client, downlink, data, root=root, round=round, info=info)
+    after = method.receive(bucket, client, downlink, data, turn.context(Purpose.RECEIVE))
 
     def choose(new, old):
         # Most methods receive nothing or only a head: unchanged arrays need no copy.
@@ -137,16 +134,14 @@ def adapted(
     downlink: PyTree,
     data: Data,
     *,
-    root: Key[Array, ""],
-    round: Int[Array, ""],
-    info: ClientInfo,
+    turn: Turn,
     epochs: Int[HostNumber, ""] | int,
 ) -> PyTree:
     """Returns the client's state after epochs of the method's training on its own samples.
 
     Args:
-      method, bucket, client, downlink, data, root, round, info: arguments as for `round.receive`;
-        `client` has received the downlink, and `data` is the client's own.
+      method, bucket, client, downlink, data, turn: arguments as for `round.client_step`; `client`
+        has received the downlink.
       epochs: passes of each training in client_update, traced; with 0, or without samples, the
         client's state is unchanged.
 
@@ -160,8 +155,8 @@ def adapted(
         chosen = {"num_classes": num_classes, "split": split, "epochs": epochs}
         return train(training, loss, params, stats, data, key=key, **chosen)
 
-    ctx = client_context(Purpose.EVALUATION, root, round, info)._replace(adapt_epochs=epochs)
-    own = data._replace(round=round, trainer=jax.tree_util.Partial(trainer, epochs))
+    ctx = turn.context(Purpose.EVALUATION)._replace(adapt_epochs=epochs)
+    own = data._replace(round=turn.round, trainer=jax.tree_util.Partial(trainer, epochs))
     trained, _, _ = method.client_update(bucket, client, downlink, own, ctx)
     if not calls:
         raise ValueError(
@@ -230,24 +225,21 @@ def make_scored_state(
 
     Returns:
       (client, Participant, RunServer, the client's own data, round, EvaluationRequest) -> (the
-      method with the run's settings, the client's state to score, downlink).
+      method with the run's settings, the bucket with its frozen variables, the client's state to
+      score, downlink).
     """
 
     def prepare(client, participant: Participant, server: RunServer, data: Data, round, request):
-        root, bound = jax.random.key(server.seed), method.at(server.settings)
-        model = server.with_frozen(bucket)
-        place = {"root": root, "round": round, "info": participant.info}
-        downlink = send(bound, federation, bucket, channel, server=server.state, **place)
-        if keeps:
-            client = received_where(
-                bound, model, client, downlink, data, received=request.received, **place
-            )
-        else:
-            client = any_state(bound, model, root, federation)
-            client = receive(bound, model, client, downlink, data, **place)
+        bound, model = method.at(server.settings), server.with_frozen(bucket)
+        turn, received = server.turn(participant, round), request.received
+        downlink = send(bound, federation, bucket, channel, server=server.state, turn=turn)
+        if not keeps:
+            client, received = any_state(bound, model, turn.root, federation), True
+        of_client = bound, model, client, downlink, data
+        client = received_where(*of_client, turn=turn, received=received)
         if request.epochs is not None:
-            client = adapted(bound, model, client, downlink, data, epochs=request.epochs, **place)
-        return bound, client, downlink
+            client = adapted(bound, model, client, downlink, data, turn=turn, epochs=request.epochs)
+        return bound, model, client, downlink
 
     return prepare
 
@@ -264,7 +256,7 @@ def received_state(
 
     def run(participant: Participant, server: RunServer, data: Data, round):
         own, request = view(data, participant), EvaluationRequest(True, {})
-        return prepare((), participant, server, data=own, round=round, request=request)[1]
+        return prepare((), participant, server, data=own, round=round, request=request)[2]
 
     return jax.jit(run)
 
@@ -292,31 +284,14 @@ def client_evaluation(
       that is not requested counts as empty.
     """
     prepare = make_scored_state(method, federation, bucket, channel, keeps)
+    score = functools.partial(score_splits, batch_size=batch_size, auc=auc, further=further)
 
-    def run(
-        client,
-        participant: Participant,
-        server: RunServer,
-        data: Data,
-        round,
-        request: EvaluationRequest,
-    ):
+    def run(client, participant: Participant, server: RunServer, data: Data, round, request):
         data = view(data, participant)
-        bound, client, downlink = prepare(
+        bound, model, client, downlink = prepare(
             client, participant, server, data=data, round=round, request=request
         )
-        model = server.with_frozen(bucket)
-        return score_splits(
-            bound,
-            model,
-            client,
-            downlink=downlink,
-            data=data,
-            requested=request.splits,
-            batch_size=batch_size,
-            auc=auc,
-            further=further,
-        )
+        return score(bound, model, client, downlink, data, requested=request.splits)
 
     return run
 
@@ -405,11 +380,10 @@ def client_outputs(
 
     def run(client, participant: Participant, server: RunServer, data: Data, shown, round):
         request = EvaluationRequest(scoring.state != "trained", {}, scoring.adapt_epochs)
-        bound, client, downlink = prepare(
+        bound, model, client, downlink = prepare(
             client, participant, server, data=view(data, participant), round=round, request=request
         )
-        model, (inputs, mask) = server.with_frozen(bucket), shown
-        x = data.preprocess(inputs)
+        x, mask = data.preprocess(shown[0]), shown[1]
         if rule is None:
             assert bound.view.features is not None  # `client_features` rejects such methods
             return bound.view.features(model, client, x, mask)

@@ -8,26 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket, traceable
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, Turn
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import influences, union
-from fedjax_ht.core.round import Channel, ClientResult, any_state, client_step, receive, send
+from fedjax_ht.core.round import Channel, ClientResult, any_state, client_step, send
 from fedjax_ht.core.samples import PUBLIC, Data, Split
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import payload_leaves
 
 PLAIN = Channel()
-_NUMBER: Any = jax.ShapeDtypeStruct((), jnp.int32)  # stands in for an array
-_INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
 
 def client_form(method: Method, bucket: Bucket, federation: Federation | None = None) -> PyTree:
     """Returns the shapes and dtypes of a client's state, see `round.any_state`."""
     init = functools.partial(any_state, method, bucket, federation=federation)
-    return jax.eval_shape(init, _key())
+    return jax.eval_shape(init, _turn().root)
 
 
 def downlink_form(
@@ -44,13 +42,11 @@ def downlink_form(
       A message of `jax.ShapeDtypeStruct`s.
     """
 
-    def sent(key, round, info):
-        server = method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
-        return send(
-            method, federation, bucket, channel, server=server, root=key, round=round, info=info
-        )
+    def sent(turn):
+        server = method.init_server(federation, round_key(turn.root, Purpose.INIT_SERVER, 0))
+        return send(method, federation, bucket, channel, server=server, turn=turn)
 
-    return jax.eval_shape(sent, _key(), _NUMBER, _INFO)
+    return jax.eval_shape(sent, _turn())
 
 
 def result_form(
@@ -64,14 +60,13 @@ def result_form(
       channel: transforms of messages; they may change shapes.
     """
 
-    def step(data, downlink, key, round, info):
+    def step(data, downlink, turn):
         model = traceable(bucket)
-        client = any_state(method, model, key, federation)
-        _, result = client_step(method, model, channel)(client, downlink, data, key, round, info)
-        return result
+        client = any_state(method, model, turn.root, federation)
+        return client_step(method, model, channel)(client, downlink, data, turn)[1]
 
     downlink = downlink_form(method, federation, bucket, channel)
-    return jax.eval_shape(step, no_data(bucket), downlink, _key(), _NUMBER, _INFO)
+    return jax.eval_shape(step, no_data(bucket), downlink, _turn())
 
 
 def uplink_form(
@@ -106,15 +101,15 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
     This is determined from the trace of `receive`; if it cannot be traced, the result is True.
     """
 
-    def received(client, downlink, data, key, round, info):
-        model = traceable(bucket)
-        return receive(method, model, client, downlink, data, root=key, round=round, info=info)
+    def received(client, downlink, data, turn):
+        ctx = turn.context(Purpose.RECEIVE)
+        return method.receive(traceable(bucket), client, downlink, data, ctx)
 
     client = client_form(method, bucket, federation)
     downlink = downlink_form(method, federation, bucket, channel)
     data = no_data(bucket)
     try:
-        _, sources = influences(received, client, downlink, data, _key(), _NUMBER, _INFO)
+        _, sources = influences(received, client, downlink, data, _turn())
     except Exception:  # it raises again, with its name, when a round is traced
         return True
     return 0 in union(sources)  # argument 0 is the client's state
@@ -136,5 +131,7 @@ def no_data(bucket: Bucket) -> Data:
     )
 
 
-def _key():
-    return jax.eval_shape(jax.random.key, 0)
+def _turn() -> Turn:
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)  # stands in for an array
+    key: Any = jax.eval_shape(jax.random.key, 0)
+    return Turn(key, number, ClientInfo(number, number, number))

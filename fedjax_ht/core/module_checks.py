@@ -60,18 +60,23 @@ def keep_all(next_function: Callable, args: tuple, kwargs: dict, context: Any) -
     return args[0] if args else kwargs["inputs"]
 
 
+def require_linen(subject: str, module: Any) -> None:
+    """Raises ValueError, which begins with `subject`, unless `module` is an nn.Module."""
+    if isinstance(module, type):
+        name = module.__name__
+        raise ValueError(f"{subject} is the class {name}; give an instance: {name}(...)")
+    if not isinstance(module, nn.Module):
+        kind = type(module)
+        raise ValueError(
+            f"{subject} is a {kind.__module__}.{kind.__name__}; it must be a Flax module "
+            f"(flax.linen), for models fl.SplitModel(base, head){of_nnx(module)}"
+        )
+
+
 def check_module(name: str, module: Any) -> None:
     """Raises ValueError unless a value is a hashable Flax module with an extractor and a head."""
-    kind = module if isinstance(module, type) else type(module)
-    if isinstance(module, type):
-        raise ValueError(
-            f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)"
-        )
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"model {name!r} is a {kind.__module__}.{kind.__name__}; "
-            f"it must be a Flax module (flax.linen): fl.SplitModel(base, head){of_nnx(module)}"
-        )
+    require_linen(f"model {name!r}", module)
+    kind = type(module)
     if not (hasattr(kind, "features") and hasattr(kind, "classify")):
         raise ValueError(
             f"model {name!r} is a {kind.__name__} without features and classify; "

@@ -1,6 +1,5 @@
 """One round of a bucket's participants, from downlink to uplink."""
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,11 +10,10 @@ from jaxtyping import Bool, Int, Key, UInt32
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_frozen
-from fedjax_ht.core.codes import decoded, encoded
-from fedjax_ht.core.context import ClientInfo, Context, Metrics, client_context
+from fedjax_ht.core.context import ClientInfo, Context, Metrics, Turn
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.keys import Purpose, client_key
+from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.samples import Data, of_member
 from fedjax_ht.core.trees import Array, HostArray, HostNumber, PyTree, select
@@ -55,6 +53,10 @@ class RunServer(NamedTuple):
     def with_frozen(self, bucket: Bucket) -> Bucket:
         """Returns the bucket with its frozen variables, inside a program of its clients."""
         return put_frozen(bucket, self.frozen[bucket.name]) if self.frozen else bucket
+
+    def turn(self, participant: Participant, round: Int[Array, ""]) -> Turn:
+        """Returns a participant's turn in a round."""
+        return Turn(jax.random.key(self.seed), round, participant.info)
 
 
 class ClientResult(NamedTuple):
@@ -138,9 +140,7 @@ def send(
     channel: Channel,
     *,
     server: PyTree,
-    root: Key[Array, ""],
-    round: Int[Array, ""],
-    info: ClientInfo,
+    turn: Turn,
     call: Call = call_directly,
 ) -> PyTree:
     """Returns the downlink as a client receives it: `broadcast`, then the channel's transforms.
@@ -148,37 +148,18 @@ def send(
     Args:
       method, federation, bucket, channel: arguments shared by all clients of the bucket.
       server: the server's state.
-      root: key of the run.
-      round: the round, an int32 scalar.
-      info: the client's id and counts.
+      turn: the client and the round.
       call: makes the calls of the stages "broadcast" and "downlink".
     """
 
-    def broadcast(server, root, round, info):
-        ctx = client_context(Purpose.BROADCAST, root, round, info)
-        return method.broadcast(federation, bucket, server, ctx)
+    def broadcast(server, turn):
+        return method.broadcast(federation, bucket, server, turn.context(Purpose.BROADCAST))
 
-    def transform(downlink, root, round, info):
-        return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
+    def transform(downlink, turn):
+        return channel.downlink(turn.key(Purpose.DOWNLINK), downlink)
 
-    downlink = call("broadcast", broadcast, server, root, round, info)
-    return call("downlink", transform, downlink, root, round, info)
-
-
-def receive(
-    method: Method,
-    bucket: Bucket,
-    client: PyTree,
-    downlink: PyTree,
-    data: Data,
-    *,
-    root: Key[Array, ""],
-    round: Int[Array, ""],
-    info: ClientInfo,
-) -> PyTree:
-    """Returns the client's state after `Method.receive`."""
-    ctx = client_context(Purpose.RECEIVE, root, round, info)
-    return method.receive(bucket, client, downlink, data, ctx)
+    downlink = call("broadcast", broadcast, server, turn)
+    return call("downlink", transform, downlink, turn)
 
 
 def client_step(
@@ -192,33 +173,37 @@ def client_step(
         and "decode" if the method has a code.
 
     Returns:
-      (client, downlink, the client's own data, root, round, info) -> (client, ClientResult). If the
-      result is not finite, the caller must keep the client's old state.
+      (client, downlink, the client's own data, turn) -> (client, ClientResult). If the result is
+      not finite, the caller must keep the client's old state.
     """
 
-    def take(client, downlink, data: Data, root, round, info):
-        return receive(method, bucket, client, downlink, data, root=root, round=round, info=info)
+    def receive(client, downlink, data: Data, turn: Turn):
+        return method.receive(bucket, client, downlink, data, turn.context(Purpose.RECEIVE))
 
-    def train(client, downlink, data: Data, root, round, info):
-        ctx = client_context(Purpose.TRAIN, root, round, info)
-        return method.client_update(bucket, client, downlink, data._replace(round=round), ctx)
+    def train(client, downlink, data: Data, turn: Turn):
+        data, ctx = data._replace(round=turn.round), turn.context(Purpose.TRAIN)
+        return method.client_update(bucket, client, downlink, data, ctx)
 
-    def transform(uplink, root, round, info):
-        return channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
+    def transform(uplink, turn: Turn):
+        return channel.uplink(turn.key(Purpose.UPLINK), uplink)
+
+    def of_code(step):
+        def run_step(message, downlink, turn: Turn):
+            return step(bucket, message, downlink, turn.context(Purpose.TRAIN))
+
+        return run_step
 
     def cost(message):
         return jax.tree.map(jnp.uint32, wire.wire_elements(message))
 
-    def run(client, downlink, data: Data, root, round, info: ClientInfo):
-        inputs = (downlink, data, root, round, info)
-        received = call("receive", take, client, *inputs)
-        trained, uplink, metrics = call("client_update", train, received, *inputs)
-        uplink = call("uplink", transform, uplink, root, round, info)
+    def run(client, downlink, data: Data, turn: Turn):
+        received = call("receive", receive, client, downlink, data, turn)
+        trained, uplink, metrics = call("client_update", train, received, downlink, data, turn)
+        uplink = call("uplink", transform, uplink, turn)
         finite, coded, crossed = wire.all_finite((trained, uplink, metrics)), None, uplink
         if (code := method.wire.code) is not None:
-            encode, decode = (functools.partial(f, code, bucket) for f in (encoded, decoded))
-            coded = crossed = call("encode", encode, uplink, downlink, root, round, info)
-            uplink = call("decode", decode, coded, downlink, root, round, info)
+            coded = crossed = call("encode", of_code(code.encode), uplink, downlink, turn)
+            uplink = call("decode", of_code(code.decode), coded, downlink, turn)
             finite &= wire.all_finite(uplink)
         return trained, ClientResult(
             uplink=uplink,
@@ -244,16 +229,14 @@ def client_round(
     """
 
     def run(client, participant: Participant, server: RunServer, data: Data, round):
-        of_client, info = view(data, participant), participant.info
-        root, bound = jax.random.key(server.seed), method.at(server.settings)
-        model = server.with_frozen(bucket)
-        place = {"root": root, "round": round, "info": info}
-        downlink = send(bound, federation, bucket, channel, server=server.state, **place)
+        bound, model = method.at(server.settings), server.with_frozen(bucket)
+        of_client, turn = view(data, participant), server.turn(participant, round)
+        downlink = send(bound, federation, bucket, channel, server=server.state, turn=turn)
         if not keeps:
-            blank = any_state(bound, model, root, federation)
-            client = receive(bound, model, blank, downlink, of_client, **place)
-        step = client_step(bound, model, channel)
-        trained, result = step(client, downlink, of_client, root, round, info)
+            blank = any_state(bound, model, turn.root, federation)
+            ctx = turn.context(Purpose.RECEIVE)
+            client = bound.receive(model, blank, downlink, of_client, ctx)
+        trained, result = client_step(bound, model, channel)(client, downlink, of_client, turn)
         # A client whose result is not finite keeps its old (or received) state, and its upload does
         # not arrive.
         is_sound = participant.valid & result.finite

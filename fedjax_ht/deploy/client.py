@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_ht.core.bucket import Bucket, put_weights, weights_of, with_frozen
 from fedjax_ht.core.compiling import compiled
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, Turn
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, client_key
@@ -247,24 +247,15 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         model = put_weights(bucket, weights)
         # `method.at` passes the noise its secret as an argument, not as a constant of the program
         step = client_step(method.at(secret), model, channel)
-        trained, result = step(state, downlink, data, root, round, info)
+        trained, result = step(state, downlink, data, Turn(root, round, info))
         is_scored = {"test": jnp.bool_(True)}
         scores = score(model, trained, downlink=downlink, data=data, requested=is_scored)
         return trained, result, scores
 
     def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored, weights):
         model = put_weights(bucket, weights)
-        scored = received_where(
-            method,
-            model,
-            state,
-            downlink=downlink,
-            data=data,
-            root=root,
-            round=round,
-            info=info,
-            received=received,
-        )
+        turn = Turn(root, round, info)
+        scored = received_where(method, model, state, downlink, data, turn=turn, received=received)
         return score(model, scored, downlink=downlink, data=data, requested=is_scored)
 
     return Programs(*map(compiled, (init, train, evaluate)))

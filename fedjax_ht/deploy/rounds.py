@@ -18,6 +18,7 @@ import numpy as np
 from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
+from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.client import MAX_STATES
 from fedjax_ht.deploy.messages import printable
@@ -296,14 +297,9 @@ def _serve(
     server: Server, secret: PyTree, state: SimulationState, delivery: Delivery
 ) -> tuple[PyTree, serving.ServerResult]:
     """Serves a round with the secret of the server's noise in it."""
-    of_round = serving.Server(
-        step=server.serve,
-        seed=_seed(server),
-        settings=jax.tree.map(jnp.asarray, secret),
-        pretrained=server.pretrained,
-        data=server.public,
-    )
-    return serving.serve(of_round, client_mesh(1), state, delivery)
+    of_round = RunServer(state.server, _seed(server), jax.tree.map(jnp.asarray, secret))
+    inputs = jnp.int32(state.round), server.pretrained, server.public
+    return server.serve(of_round, delivery, *inputs)
 
 
 def _complete(

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.codes import decoded
 from fedjax_ht.core.compiling import compiled
+from fedjax_ht.core.context import Turn
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.message_forms import result_form, sends_payload
 from fedjax_ht.core.round import send
@@ -365,25 +366,16 @@ def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
 
 
 def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, round, info):
-    root = jax.random.key(plan.options.seed)
-    return send(
-        plan.method,
-        federation,
-        bucket,
-        plan.channel,
-        server=server,
-        root=root,
-        round=round,
-        info=info,
-    )
+    turn = Turn(jax.random.key(plan.options.seed), round, info)
+    return send(plan.method, federation, bucket, plan.channel, server=server, turn=turn)
 
 
 def _decoder(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
     def decode(message, server, round, info):
         # the downlink that the client answers is made again, so that it need not be kept
         downlink = _send_downlink(plan, federation, bucket, server=server, round=round, info=info)
-        root, code = jax.random.key(plan.options.seed), plan.method.wire.code
+        turn, code = Turn(jax.random.key(plan.options.seed), round, info), plan.method.wire.code
         assert code is not None  # nothing else is decoded
-        return decoded(code, bucket, message, downlink=downlink, root=root, round=round, info=info)
+        return code.decode(bucket, message, downlink, turn.context(Purpose.TRAIN))
 
     return compiled(decode)

@@ -5,7 +5,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from fedjax_ht.core.module_checks import of_nnx
+from fedjax_ht.core.module_checks import require_linen
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.ops import adaptive_pool
 
@@ -48,18 +48,8 @@ class SplitModel(nn.Module):
     feature_dim: int | None = None
 
     def __post_init__(self):
-        for part in ("base", "head"):
-            module = getattr(self, part)
-            if isinstance(module, type):
-                raise ValueError(
-                    f"SplitModel's {part} is the class {module.__name__}; give an instance of it"
-                )
-            if not isinstance(module, nn.Module):
-                kind = type(module)
-                raise ValueError(
-                    f"SplitModel's {part} is a {kind.__module__}.{kind.__name__}; it must be a "
-                    f"Flax module (flax.linen){of_nnx(module)}"
-                )
+        require_linen("SplitModel's base", self.base)
+        require_linen("SplitModel's head", self.head)
         super().__post_init__()
 
     def features(

@@ -11,7 +11,7 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_ht.check.names import unknown
+from fedjax_ht.check.names import short, unknown
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.context import ClientInfo
 from fedjax_ht.core.contract import one_line, public_bytes
@@ -43,7 +43,7 @@ from fedjax_ht.simulation.roster import (
 )
 from fedjax_ht.simulation.round import Round, Stage, add_newcomers_bytes, draw_cohort
 from fedjax_ht.simulation.selection import first_reports
-from fedjax_ht.simulation.serving import Answers, deliver, serve
+from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult, deliver
 from fedjax_ht.simulation.state import SimulationState
 
 
@@ -176,7 +176,7 @@ def compiled_round(program: Program) -> Round:
         options=options,
         exchange=functools.partial(exchange, program),
         deliver=delivery,
-        serve=functools.partial(serve, program.server, program.mesh),
+        serve=functools.partial(serve, program),
         additions=tuple(additions),
     )
 
@@ -218,8 +218,8 @@ def exchange(
     # Clients that keep no state are scored right after training, while their models exist.
     scores = {name: of_bucket for name, (_, (_, of_bucket)) in trained.items()}
     kept = {name: trained[name][0] for name in score_schedules}
-    rescore = functools.partial(score_states, program, kept, score_schedules, inputs, request)
-    scores |= stage("score", rescore)
+    of_kept = kept, score_schedules, inputs.server, {name: data[name] for name in kept}
+    scores |= stage("score", functools.partial(program.engine.score, *of_kept, when))
     answers, stored, changed = {}, {}, {}
     for name, (rows, layout, score_layout) in laid_out.items():
         clients, (new_states, (result, _)) = program.clients[name], trained[name]
@@ -242,6 +242,17 @@ def exchange(
     return state._replace(clients=stored, changed=changed), answers
 
 
+def serve(
+    program: Program, state: SimulationState, delivery: Delivery
+) -> tuple[PyTree, ServerResult]:
+    """Runs the server's step of a round, see `round.Round.serve`."""
+    received, rows = delivery
+    round, rows = collect(program.mesh, (np.int32(state.round), rows))
+    server = program.server._replace(state=state.server)
+    inputs = round, program.placed.pretrained, program.shown
+    return program.engine.serve(server, (received, rows), *inputs)
+
+
 def device_schedule(
     program: Program, name: str, layout: np.ndarray, inputs: RoundInputs, lost: np.ndarray
 ) -> Schedule:
@@ -249,18 +260,6 @@ def device_schedule(
     clients = program.clients[name]
     slots = clients.programs.store.slots(clients.roster, layout)
     return scatter(program.mesh, schedule(clients.roster, layout, slots, inputs.info, lost))
-
-
-def score_states(
-    program: Program,
-    states: dict[str, PyTree],
-    schedules: dict[str, Schedule],
-    inputs: RoundInputs,
-    request: EvaluationRequest,
-) -> dict[str, dict[str, Scores]]:
-    """Scores the scheduled clients of some buckets."""
-    data = {name: program.clients[name].data for name in states}
-    return program.engine.score(states, schedules, inputs.server, data, (inputs.round, request))
 
 
 def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
@@ -294,7 +293,7 @@ def evaluate(
     """
     ids = np.arange(program.federation.num_clients)
     if only is not None:
-        ids = _client_ids(only, len(ids))
+        ids = checked_indices("only", only, len(ids))
     inputs, layouts, scores = round_inputs(program, state), [], []
     for request in program.in_evaluation:
         layouts, of_request = _score_blocks(program, state, inputs, ids=ids, request=request)
@@ -326,20 +325,16 @@ def evaluate(
     return reported
 
 
-def _client_ids(only: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns client ids as an array; ValueError if there are no such clients."""
-    ids = np.asarray(only)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+def checked_indices(name: str, values: Any, count: int) -> np.ndarray:
+    """Returns values as an array; ValueError unless they are a list of indices below `count`."""
+    indices = np.asarray(values)
+    whole = indices.ndim == 1 and indices.dtype.kind in "iu"
+    if not whole or np.any((indices < 0) | (indices >= count)):
         raise ValueError(
-            f"only has {ids.dtype} {list(ids.shape)}; it must be a list of integer client ids: "
-            "np.flatnonzero(mask) converts a mask"
+            f"{name} is {short(indices.tolist())}; it must be a list of integers from 0 to "
+            f"{count - 1} (np.flatnonzero(mask) converts a mask)"
         )
-    if ids.size and not 0 <= ids.min() <= ids.max() < num_clients:
-        raise ValueError(
-            f"only has ids from {ids.min()} to {ids.max()}; they must be from 0 to "
-            f"{num_clients - 1}"
-        )
-    return ids
+    return indices
 
 
 def _score_blocks(
@@ -365,15 +360,16 @@ def _score_blocks(
         layouts[name] = lay_out(roster, rows, size) if len(rows) else []
     all_layouts, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
-        layouts_of, states, schedules = {}, {}, {}
+        layouts_of, states, schedules, data = {}, {}, {}, {}
         for name, layout in zip(layouts, block):
             if layout is None:  # this bucket has fewer blocks than the others
                 continue
             clients = program.clients[name]
-            layouts_of[name] = clients.roster, layout
+            layouts_of[name], data[name] = (clients.roster, layout), clients.data
             states[name] = clients.programs.store.load(state.clients[name], clients.roster, layout)
             schedules[name] = device_schedule(program, name, layout, inputs, nobody)
-        scores = score_states(program, states, schedules, inputs, request)
+        when = inputs.round, request
+        scores = program.engine.score(states, schedules, inputs.server, data, when)
         for name, of_bucket in layouts_of.items():
             all_layouts.append(of_bucket)
             all_scores.append(scores[name])
@@ -386,7 +382,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     Clients that keep nothing have the state after the newest downlink.
     """
     clients = _clients_of(program, name)
-    rows = _checked_rows(clients, rows)
+    rows = checked_indices("rows", rows, len(clients.roster.members))
     if clients.programs.keeps:
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
     assert clients.programs.received is not None  # set for clients that keep nothing
@@ -405,10 +401,10 @@ def write_clients(
 ) -> SimulationState:
     """Returns the state with some of a bucket's client states replaced; the old one is donated."""
     clients = _clients_of(program, name)
-    rows = _checked_rows(clients, rows)
+    rows = checked_indices("rows", rows, len(clients.roster.members))
     if len(np.unique(rows)) < len(rows):
         raise ValueError(f"write_clients has a row of {name!r} twice; each has one state")
-    if clients.programs.keeps:
+    if clients.programs.keeps and len(rows):
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((len(rows), *x.shape[1:]), x.dtype), state.clients[name]
         )
@@ -427,17 +423,6 @@ def _clients_of(program: Program, name: str) -> Clients:
     if name not in program.clients:
         raise ValueError(unknown("architecture", name, program.clients))
     return program.clients[name]
-
-
-def _checked_rows(clients: Clients, rows: Any) -> np.ndarray:
-    """Returns rows of an architecture's clients; ValueError if they are not."""
-    rows, count = np.asarray(rows), len(clients.roster.members)
-    whole = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu"
-    if not whole or np.any((rows < 0) | (rows >= count)):
-        raise ValueError(
-            f"rows are {rows.tolist()}; they must be whole numbers [n] from 0 to {count - 1}"
-        )
-    return rows
 
 
 def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:

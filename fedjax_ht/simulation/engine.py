@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bucket import Bucket, put_weights
 from fedjax_ht.core.compiling import (
     buckets_on_mesh,
     compiled,
-    compiler_options,
     enable_compilation_cache,
-    platform_of,
+    on_mesh,
 )
 from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
@@ -299,17 +298,8 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
 
         return lax.map(first_state, client_ids)
 
-    run = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(SHARDED, REPLICATED, REPLICATED, REPLICATED),
-        out_specs=SHARDED,
-        check_vma=False,
-    )
-    # The same sharding as in `core.compiling.on_mesh`, so that one program accepts both results.
-    sharded = NamedSharding(mesh, SHARDED)
-    options = compiler_options(platform_of(mesh), quick=True)
-    return jax.jit(run, out_shardings=sharded, compiler_options=options)
+    specs = (SHARDED, REPLICATED, REPLICATED, REPLICATED)
+    return on_mesh(local, mesh, trains=False, specs=specs)
 
 
 def training(

@@ -32,7 +32,6 @@ from fedjax_ht.metrics.flops import data_form, work_flops
 from fedjax_ht.simulation.engine import BucketPrograms, Engine, make_engine
 from fedjax_ht.simulation.options import SimulationOptions, draw_new_clients
 from fedjax_ht.simulation.roster import Roster, make_rosters
-from fedjax_ht.simulation.serving import Server
 
 
 def frozen_weights(federation: Federation) -> PyTree:
@@ -166,7 +165,8 @@ class Program(NamedTuple):
     nothing: EvaluationRequest
     new: np.ndarray
     in_evaluation: tuple[EvaluationRequest, ...]
-    server: Server
+    server: RunServer
+    shown: Data | None
     pooled: dict[str, Split]
     flops: Callable[[], np.ndarray]
     sums: Callable[[], dict[str, str]]
@@ -178,8 +178,7 @@ class Program(NamedTuple):
 
     def run_server(self, state: PyTree) -> RunServer:
         """Returns the server with this state, on the server's device."""
-        frozen = server_copy(self.placed.frozen)
-        return RunServer(state, self.server.seed, self.server.settings, frozen)
+        return self.server._replace(state=state, frozen=server_copy(self.placed.frozen))
 
 
 def bind(
@@ -223,10 +222,6 @@ def bind(
     samples = arrays.samples._replace(splits=share(mesh, public))
     pooled, root_seed = collect(mesh, data.pooled), np.array(options.seed, np.uint32)
     shown = shown_to_server(method, arrays.on_server, samples, pooled)
-    seed, settings = collect(mesh, (root_seed, numbers))
-    server = Server(
-        step=engine.serve, seed=seed, settings=settings, pretrained=arrays.pretrained, data=shown
-    )
     rosters = make_rosters(federation, data.counts["train"], method, options, mesh)
     clients = {}
     for name, programs in engine.buckets.items():
@@ -254,7 +249,8 @@ def bind(
         nothing=request(False, ()),
         new=new,
         in_evaluation=tuple(request(it, splits, epochs if it else None) for it in states),
-        server=server,
+        server=RunServer((), *collect(mesh, (root_seed, numbers))),
+        shown=shown,
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, engine, federation, data)),
         sums=functools.cache(sums),

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.prediction_counts import Scores
-from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.task import CLASSIFICATION, Task
 from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take
 from fedjax_ht.core.wire import WireCost
@@ -154,29 +153,10 @@ def round_report(answers: dict[str, Answers], server: ServerResult) -> RoundRepo
     wasted = 0.0
     if steps:
         wasted = float(idle / steps)
-    buckets = []
+    parts = []
     for name, part in answers.items():
         of_clients, scores = results[name]
-        buckets.append((part.ids, (take(of_clients, part.rows), take(scores, part.score_rows))))
-    return joined_report(buckets, server, wasted)
-
-
-def joined_report(
-    results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
-    server: ServerResult,
-    wasted_lane_steps: float,
-) -> RoundReport:
-    """Joins the buckets' results.
-
-    Args:
-      results: per bucket, the participants' ids, their results and their scores {"test": Scores} as
-        NumPy, all [m].
-      server: the server's result, as NumPy.
-      wasted_lane_steps: share of lane steps spent waiting, see `RoundReport`.
-    """
-    parts = []
-    for bucket_ids, (result, scores) in results:
-        parts.append((bucket_ids, result._replace(uplink=()), scores))
+        parts.append((part.ids, take(of_clients, part.rows), take(scores, part.score_rows)))
     joined = join_trees(np.concatenate, parts)
     # Also for means: the order of ids does not depend on the clients' devices.
     ids, result, scores = take(joined, np.argsort(joined[0]))
@@ -196,7 +176,7 @@ def joined_report(
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(take(result.uplink_cost, arrived)),
         downlink=_total(result.downlink_cost),
-        wasted_lane_steps=wasted_lane_steps,
+        wasted_lane_steps=wasted,
         server_finite=bool(server.finite),
         far_off=tuple(zip(outlying.tolist(), server.sizes[outlying].tolist())),
         refused=tuple(np.flatnonzero(server.refused).tolist()),

@@ -20,8 +20,7 @@ from fedjax_ht.core.mesh import collect, fetch_rows, in_one_memory
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.prediction_counts import Scores
 from fedjax_ht.core.round import Call, ClientResult, RunServer, call_directly
-from fedjax_ht.core.samples import Data
-from fedjax_ht.core.trees import Array, PyTree, select, take
+from fedjax_ht.core.trees import select, take
 from fedjax_ht.core.wire import all_finite
 from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.trust.counts import without_miscounted
@@ -118,24 +117,6 @@ class ServerResult(NamedTuple):
     miscounted: jax.Array
 
 
-class Server(NamedTuple):
-    """The server of a run: its compiled step, and inputs that are the same in every round.
-
-    Attributes:
-      step: the compiled `run_server`.
-      seed: the run's root seed, uint32 scalar.
-      settings: argument of `Method.at`; () if nothing varies.
-      pretrained: `Pretrained.variables` of the method.
-      data: samples for methods whose server reads clients' data or the public set; else None.
-    """
-
-    step: Callable
-    seed: Array
-    settings: PyTree
-    pretrained: PyTree
-    data: Data | None
-
-
 def server_round(
     method: Method,
     federation: Federation,
@@ -181,16 +162,6 @@ def run_server(method: Method, federation: Federation, refuse_outliers: float = 
         return step(server.state, picked(delivery), root, round, pretrained, data)
 
     return run if method.needs.pretrained.host else compiled(run)
-
-
-def serve(
-    server: Server, mesh: Mesh, state: SimulationState, delivery: Delivery
-) -> tuple[PyTree, ServerResult]:
-    """Runs the server's step of a round, see `round.Round.serve`."""
-    received, rows = delivery
-    round, rows = collect(mesh, (np.int32(state.round), rows))
-    run = RunServer(state.server, server.seed, server.settings)
-    return server.step(run, (received, rows), round, server.pretrained, server.data)
 
 
 def picked(delivery: Delivery) -> dict[str, Received]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo
+from fedjax_ht.core.context import ClientInfo, Turn
 from fedjax_ht.core.round import Call, ClientResult, call_directly, client_step, send, view
 from fedjax_ht.core.trees import HostNumber, PyTree, join_trees, take, zeros_of
 from fedjax_ht.core.wire import all_finite, is_masked
@@ -160,25 +160,16 @@ def _player(
     clients, channel = program.clients[bucket.name], program.engine.channel
     participant = compiled.participant_of(clients, compiled.clients_info(program, state), row)
     method = program.method.at(program.settings)
-    root, round = jax.random.key(program.seed), jnp.int32(state.round)
     info = jax.tree.map(jnp.asarray, participant.info)
+    turn = Turn(jax.random.key(program.seed), jnp.int32(state.round), info)
     data = view(clients.data, participant)
     client = take(compiled.read_clients(program, state, bucket.name, np.array([row])), 0)
 
     def play(call: Call) -> tuple[ClientInfo, ClientResult]:
         downlink = send(
-            method,
-            program.federation,
-            bucket,
-            channel,
-            server=state.server,
-            root=root,
-            round=round,
-            info=info,
-            call=call,
+            method, program.federation, bucket, channel, server=state.server, turn=turn, call=call
         )
-        step = client_step(method, bucket, channel, call)
-        _, result = step(client, downlink, data, root, round, info)
+        _, result = client_step(method, bucket, channel, call)(client, downlink, data, turn)
         return info, result._replace(coded=None, arrived=result.arrived & ~dropped)
 
     return play
@@ -201,5 +192,5 @@ def serve(
     call = _Stages(host=method.needs.pretrained.host).of_client(None)
     run = server_round(method, program.federation, program.options.outlier_bound, call)
     root, round = jax.random.key(program.seed), jnp.int32(state.round)
-    state_before, server = jax.device_get(state.server), program.server
-    return run(state_before, picked(delivery), root, round, server.pretrained, server.data)
+    inputs = root, round, program.placed.pretrained, program.shown
+    return run(jax.device_get(state.server), picked(delivery), *inputs)

@@ -192,8 +192,9 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     monkeypatch.setattr(compiling, "compiler_options", lambda on, quick: compiled.append(on))
     forget_engines()  # those of the CPU
     together, reports_together = two_rounds()
-    # training and scoring, of both buckets together; the server's programs are of the CPU
-    assert compiled.count("gpu") == 2
+    # each bucket's first states, and training and scoring of both together; the server's programs
+    # are of the CPU
+    assert compiled.count("gpu") == 4
     states = (apart.server, apart.clients), (together.server, together.clients)
     chex.assert_trees_all_close(*states, rtol=0, atol=1e-6)
     chex.assert_trees_all_close(reports, reports_together, rtol=1e-5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.context import client_context
+from fedjax_ht.core.context import Turn
 from fedjax_ht.core.evaluation import Scoring
 from fedjax_ht.core.federation import with_new_clients
 from fedjax_ht.core.keys import Purpose
@@ -64,7 +64,7 @@ def test_epochs_of_the_recipe_are_replaced(training):
     for client in (0, 2, 5):
         participant = participant_of(clients, clients_info(sim.program, state), client)
         root, number = jax.random.key(options.seed), jnp.int32(state.round)
-        ctx = client_context(Purpose.EVALUATION, root, number, participant.info)
+        ctx = Turn(root, number, participant.info).context(Purpose.EVALUATION)
         own = view(data.buckets[bucket.name], participant)._replace(round=number)
         before = jax.tree.map(lambda a, i=client: a[i], received)
         expected, _, _ = update(bucket, before, state.server, own, ctx)

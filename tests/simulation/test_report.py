@@ -7,8 +7,8 @@ from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.simulation.history import run
-from fedjax_ht.simulation.report import evaluation, joined_report
-from fedjax_ht.simulation.serving import ServerResult
+from fedjax_ht.simulation.report import evaluation, round_report
+from fedjax_ht.simulation.serving import Answers, ServerResult
 from tests.standard import simulation_of
 
 
@@ -18,26 +18,31 @@ def result(arrived, finite, loss, up, down) -> ClientResult:
 
     metrics = {"loss": np.array(loss, np.float32)}
     flags = np.array(arrived, bool), np.array(finite, bool)
-    return ClientResult("an uplink", *flags, metrics, cost(up), cost(down))
+    return ClientResult((), *flags, metrics, cost(up), cost(down))
 
 
 def scores(correct, count) -> dict[str, Scores]:
     return {"test": Scores({"head": np.array(correct)}, np.array(count))}
 
 
+def answers(ids, result, scores, idle=(0.0, 4.0)) -> Answers:
+    rows = np.arange(len(ids))
+    return Answers(np.array(ids, int), rows, True, None, result, scores, rows, np.array(idle))
+
+
 FIRST = [True, False, False]
 RESULTS = [
-    (  # client 0 was dropped
-        np.array([6, 0]),
-        (result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1]), scores([3, 1], [4, 2])),
+    answers(  # client 0 was dropped
+        [6, 0],
+        result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1]),
+        scores([3, 1], [4, 2]),
     ),
-    (np.array([], int), (result([], [], [], [], []), scores([], []))),
-    (
-        np.array([5, 1, 3]),
-        (
-            result(FIRST, FIRST, [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
-            scores([0, 2, 5], [0, 8, 5]),  # client 5 has no test sample
-        ),
+    answers([], result([], [], [], [], []), scores([], [])),
+    answers(
+        [5, 1, 3],
+        result(FIRST, FIRST, [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+        scores([0, 2, 5], [0, 8, 5]),  # client 5 has no test sample
+        idle=(3.0, 4.0),
     ),
 ]
 
@@ -49,7 +54,7 @@ def server(far=(), finite=True, **metrics) -> ServerResult:
 
 def test_round():
     result = server({5: 1e30, 6: 18.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
-    report = joined_report(RESULTS, result, 0.25)
+    report = round_report(dict(enumerate(RESULTS)), result)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
     assert report.refused == (5,)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
@@ -65,14 +70,14 @@ def test_round():
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = joined_report([(np.arange(3), (heavy, {}))], server(), 0.0)
+    report = round_report({"a": answers(range(3), heavy, {})}, server())
     assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
     answer = result([False], [False], [np.nan], [5], [7])
-    report = joined_report([(np.array([4]), (answer, {}))], server(), 0.0)
+    report = round_report({"a": answers([4], answer, {})}, server())
     assert not report.metrics and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_ht.check.options import checked
 from fedjax_ht.core.aggregation import server_step
 from fedjax_ht.core.bucket import Bucket
-from fedjax_ht.core.context import ClientInfo, Received
+from fedjax_ht.core.context import ClientInfo, Received, Turn
 from fedjax_ht.core.contract import guarded, one_line, require_public_set, require_task
 from fedjax_ht.core.counts import counts_fit
 from fedjax_ht.core.federation import Federation, PublicSet, make_federation, with_frozen_variables
@@ -241,11 +241,9 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
     def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
         splits = dict.fromkeys(("train", "val", "test"), split)
         data = samples._replace(splits=samples.splits | splits)
-        downlink = send(
-            method, federation, bucket, channel, server=server, root=root, round=round, info=info
-        )
-        step = client_step(method, bucket, channel)
-        trained, result = step(client, downlink, data, root, round, info)
+        turn = Turn(root, round, info)
+        downlink = send(method, federation, bucket, channel, server=server, turn=turn)
+        trained, result = client_step(method, bucket, channel)(client, downlink, data, turn)
         last = len(samples.labels) - 1
         mask = np.arange(2 * SEEN) < SEEN
         chosen = np.where(mask, np.arange(2 * SEEN) % last, last)

@@ -14,12 +14,12 @@ from experiments.leaks.imitation import (
     upload,
 )
 from fedjax_ht.core.bucket import features
-from fedjax_ht.core.round import receive
+from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedssa import rows_of
 from fedjax_ht.trust.options import Privacy
 from tests import tiny
-from tests.experiments.leaks.victims import ROOT, attacked, image_of, seen_of, victim_of
+from tests.experiments.leaks.victims import attacked, image_of, seen_of, victim_of
 
 
 def test_the_seen_change_is_the_clients_gradient():
@@ -61,21 +61,14 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     """FedSSA's client fuses its own classes' rows before it trains: that is no training."""
     victim, state = victim_of("fedssa")
     images, labels = image_of(2)
-    info = victim.info._replace(num_samples=jnp.int32(1))
+    info = victim.turn.info._replace(num_samples=jnp.int32(1))
     victim_data = tiny.client_data([2])
 
     @jax.jit
     def play(state):
-        taken = receive(
-            victim.method,
-            victim.bucket,
-            state,
-            victim.downlink,
-            victim_data,
-            root=ROOT,
-            round=victim.round,
-            info=info,
-        )
+        ctx = victim.turn._replace(info=info).context(Purpose.RECEIVE)
+        bucket, downlink = victim.bucket, victim.downlink
+        taken = victim.method.receive(bucket, state, downlink, victim_data, ctx)
         rows = rows_of(taken["params"]["head"]), rows_of(state["params"]["head"])
         return untrained_upload(victim, state, images, labels).values, *rows
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.leaks.imitation import Victim, imitation, observe, upload
+from fedjax_ht.core.context import Turn
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.samples import Data
 from fedjax_ht.methods import METHODS
@@ -28,8 +29,8 @@ def victim_of(name, **options):
 
     downlink, state = start(ROOT)
     data = Data((), (), tiny.client_data([0]).preprocess, {})
-    victim = Victim(method, bucket, downlink, ROOT, jnp.int32(0), context.info, data)
-    return victim, state
+    turn = Turn(ROOT, jnp.int32(0), context.info)
+    return Victim(method, bucket, downlink, turn, data), state
 
 
 def image_of(label: int, seed: int = 1):
