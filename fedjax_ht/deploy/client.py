@@ -47,15 +47,7 @@ from fedjax_ht.deploy.messages import (
     printable,
     unpack,
 )
-from fedjax_ht.deploy.noise import (
-    LEDGER_FILE,
-    Entropy,
-    Noise,
-    draw,
-    fresh_secret,
-    training_noise,
-    update_noise,
-)
+from fedjax_ht.deploy.noise import LEDGER_FILE, Noise, draw, training_noise, update_noise
 from fedjax_ht.deploy.plan import Plan, description, difference, make_models, task_as_json
 from fedjax_ht.deploy.samples import public_split
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, sum_groups, uplink_vector
@@ -123,7 +115,6 @@ def make_client(
     indices: ClientIndices,
     folder: Path,
     tell: Callable[[str], None] = print,
-    entropy: Entropy = fresh_secret,
     max_epsilon: float = math.inf,
 ) -> Client:
     """Makes a client with its samples.
@@ -135,7 +126,6 @@ def make_client(
       indices: indices of the samples for training, validation and test.
       folder: folder for its states, and for the count of its noise.
       tell: called with a message for the client's operator.
-      entropy: draws the secrets of its noise.
       max_epsilon: a reply that would take epsilon beyond it becomes an error.
 
     Raises:
@@ -171,10 +161,13 @@ def make_client(
         "flops": _round_flops(plan, federation, bucket, stacked),
         **description(plan),
     }
-    ledger = folder / LEDGER_FILE
-    noise = _client_noise(
-        plan, federation, bucket, num_samples=counts["train"], ledger=ledger, entropy=entropy
-    )
+    noise, privacy, ledger = None, plan.options.privacy, folder / LEDGER_FILE
+    if privacy and privacy.unit == "upload":
+        form = uplink_form(plan.method, federation, bucket, plan.channel)
+        noise = update_noise(privacy, sends_payload(form), ledger)
+    elif privacy and privacy.unit == "sample":
+        training = plan.method.training_of(bucket.name)
+        noise = training_noise(privacy, training, counts["train"], ledger)
     return Client(
         plan=plan,
         client_id=client_id,
@@ -208,27 +201,6 @@ def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data)
             splits[name] = Split(np.zeros((1, 1), np.int32), np.array([count], np.int32))
         data = data._replace(splits=splits)
     return float(bucket_flops(plan.method, federation, bucket, data)[0])
-
-
-def _client_noise(
-    plan: Plan,
-    federation: Federation,
-    bucket: Bucket,
-    num_samples: int,
-    ledger: Path,
-    entropy: Entropy,
-) -> Noise | None:
-    privacy = plan.options.privacy
-    if privacy is None:
-        return None
-    if privacy.unit == "upload":
-        form = uplink_form(plan.method, federation, bucket, plan.channel)
-        return update_noise(privacy, sends_payload(form), ledger, entropy)
-    if privacy.unit == "sample":
-        return training_noise(
-            privacy, plan.method.training_of(bucket.name), num_samples, ledger, entropy
-        )
-    return None
 
 
 def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:

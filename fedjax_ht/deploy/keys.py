@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.runs.folder import read_json
 
 
@@ -114,5 +114,4 @@ def _note(key: Path) -> Path:
 
 
 def _write_note(key: Path, server: str, authority: str | None) -> None:
-    with atomic_open(_note(key)) as file:
-        json.dump({"server": server, "authority": authority}, file)
+    write_whole(_note(key), json.dumps({"server": server, "authority": authority}))

@@ -28,7 +28,7 @@ from fedjax_ht.core.method import Method, varied
 from fedjax_ht.deploy.messages import MAX_AMOUNT
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.config.sections import Config
-from fedjax_ht.lab.files import atomic_open
+from fedjax_ht.lab.files import write_whole
 from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.options import Defence, Privacy
@@ -43,9 +43,6 @@ FAR_EPSILON = 100.0
 
 MOST_COUNTED = 2**53  # most that an accountant can compute with
 _EPSILON_OF = "epsilon of client "
-
-Entropy = Callable[[], tuple[int, ...]]
-"""() -> a secret, `SECRET_WORDS` words of 32 bits."""
 
 HIDDEN_SCORES = {
     "client": (),
@@ -63,7 +60,6 @@ class Noise(NamedTuple):
       count_per_draw: amount that one reply, or server step, adds to the count.
       epsilon: count -> epsilon of all draws so far.
       path: the ledger, a file that only one process writes: the command locks its folder.
-      entropy: draws secrets.
       max_epsilon: largest epsilon that may be reached.
     """
 
@@ -71,7 +67,6 @@ class Noise(NamedTuple):
     count_per_draw: int
     epsilon: Callable[[int], float]
     path: Path
-    entropy: Entropy
     max_epsilon: float = math.inf
 
 
@@ -118,14 +113,13 @@ def check_scores(config: Config, privacy: Privacy | None) -> None:
             )
 
 
-def update_noise(privacy: Privacy, sends_payload: bool, path: Path, entropy: Entropy) -> Noise:
+def update_noise(privacy: Privacy, sends_payload: bool, path: Path) -> Noise:
     """Returns the noise on updates or on their sum, which hides a whole client.
 
     Args:
       privacy: a privacy of unit "client" or "upload".
       sends_payload: True if uplinks contain numbers; otherwise epsilon is 0.
       path: the ledger.
-      entropy: draws secrets.
     """
 
     def epsilon(count: int) -> float:
@@ -138,12 +132,11 @@ def update_noise(privacy: Privacy, sends_payload: bool, path: Path, entropy: Ent
         count_per_draw=1,
         epsilon=epsilon,
         path=path,
-        entropy=entropy,
     )
 
 
 def training_noise(
-    privacy: Privacy, training: LocalTraining, num_samples: int, path: Path, entropy: Entropy
+    privacy: Privacy, training: LocalTraining, num_samples: int, path: Path
 ) -> Noise:
     """Returns the noise on a client's training steps, which hides one of its samples.
 
@@ -157,7 +150,6 @@ def training_noise(
             poisson_epsilon, privacy.noise, batch_size, num_samples, delta=privacy.delta
         ),
         path=path,
-        entropy=entropy,
     )
 
 
@@ -183,8 +175,8 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
             f"{noise.max_epsilon:g}"
         )
     # count before there is a secret: nothing that is made with it can leave uncounted
-    _write_ledger(noise.path, numbers | {noise.name: count})
-    return np.array(noise.entropy(), np.uint32), epsilon
+    write_whole(noise.path, json.dumps(numbers | {noise.name: count}))
+    return np.array(fresh_secret(), np.uint32), epsilon
 
 
 def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, list[str]]:
@@ -205,7 +197,7 @@ def record_epsilons(path: Path, epsilons: Mapping[int, float]) -> tuple[float, l
     for client, epsilon in epsilons.items():
         last[f"{_EPSILON_OF}{client}"] = float(epsilon)  # an integer from 2^53 on is no count
     after = before | last
-    _write_ledger(path, after)
+    write_whole(path, json.dumps(after))
     reported = [value for name, value in after.items() if name.startswith(_EPSILON_OF)]
     median = statistics.median_low(reported)
     bound, lines = FAR_EPSILON * median, []
@@ -250,8 +242,3 @@ def _has_states(folder: Path) -> bool:
     """Returns whether a side's folder has a client's states or a server's checkpoints."""
     parents = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
     return any(sealed.numbers(parent) for parent in parents)
-
-
-def _write_ledger(path: Path, numbers: dict[str, Any]) -> None:
-    with atomic_open(path) as file:
-        json.dump(numbers, file)

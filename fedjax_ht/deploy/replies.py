@@ -56,7 +56,7 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
         uplink, up = None, NO_COST
         try:
             if header["finite"]:
-                message = unpack(server.wire_form(client), arrays, "the uplink")
+                message = unpack(server.form_of(client).message, arrays, "the uplink")
                 uplink, up = _uplink(server, state, client, message), _cost(message)
         except ValueError as error:
             reason = f"its uplink is left out: {printable(str(error))}"
@@ -88,7 +88,7 @@ def train_with_sums(
     """Lets clients train like `train`, but their uplinks arrive only as each group's sum."""
     asked_ids = list(itertools.chain.from_iterable(groups.values()))
     requests, costs = _requests(server, state, "train", asked_ids)
-    lengths = {name: vector_length(server.uplink_form(ids[0])) for name, ids in groups.items()}
+    lengths = {name: vector_length(server.form_of(ids[0]).uplink) for name, ids in groups.items()}
 
     def problem_of(client: int, header: dict[str, Any]) -> str:
         return _problem_of(header, "train", expected_entries(server, client))
@@ -103,7 +103,7 @@ def train_with_sums(
         try:
             if isinstance(total, str):
                 raise ValueError(total)
-            uplinks = split_sum(server.uplink_form(clients[0]), total, summed)
+            uplinks = split_sum(server.form_of(clients[0]).uplink, total, summed)
         except ValueError as error:
             server.transport.tell(f"{when}: no sum of {name}: {error}")
             continue
@@ -122,7 +122,7 @@ def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> di
     when, sizes = f"evaluation after round {state.round}", dict.fromkeys(requests, 0)
     if kind == "train":
         when = f"round {state.round + 1}"
-        sizes = {client: max_bytes(server.wire_form(client)) for client in requests}
+        sizes = {client: max_bytes(server.form_of(client).message) for client in requests}
     replies = server.transport.exchange(requests, sizes)
     return _valid_replies(server, kind, when, ids=ids, replies=replies, costs=costs)
 
@@ -250,7 +250,7 @@ def _stacked_uplinks(
     def zeros(x):
         return np.zeros(x.shape, x.dtype)
 
-    uplinks = [jax.tree.map(zeros, server.forms[bucket.name])] * size
+    uplinks = [jax.tree.map(zeros, server.forms[bucket.name].uplink)] * size
     for row, reply in enumerate(replies):
         if reply.uplink is not None:
             uplinks[row] = reply.uplink

@@ -22,7 +22,7 @@ from fedjax_ht.core.round import RunServer
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.deploy.client import MAX_STATES
 from fedjax_ht.deploy.messages import printable
-from fedjax_ht.deploy.noise import Entropy, draw, fresh_secret, record_epsilons
+from fedjax_ht.deploy.noise import draw, record_epsilons
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan
 from fedjax_ht.deploy.replies import (
     ClientReply,
@@ -87,12 +87,7 @@ PAUSE_SECONDS = 1.0
 CONTINUES = "The same command continues from the last checkpoint"
 
 
-def serve(
-    plan: Plan,
-    workdir: Path,
-    transport: Transport,
-    entropy: Entropy = fresh_secret,
-) -> list[Row]:
+def serve(plan: Plan, workdir: Path, transport: Transport) -> list[Row]:
     """Runs a plan's rounds with the clients that a transport reaches; returns the history.
 
     A second call resumes from the newest checkpoint; what was sent under noise stays counted.
@@ -102,7 +97,6 @@ def serve(
       workdir: receives config.json, run.json, metrics.csv and the like, checkpoints, and
         summary.md; no other program may write there.
       transport: the functions by which messages reach clients.
-      entropy: draws the secrets of the server's noise.
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
@@ -117,7 +111,7 @@ def serve(
         )
     remember_fields(plan.fields, workdir)
     name = run_name(workdir)
-    made = make_server(plan, transport, name, folder=workdir, entropy=entropy, keep=keep)
+    made = make_server(plan, transport, name, folder=workdir, keep=keep)
     rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
     checkpointer = Checkpointer(workdir / "checkpoints", rounds, keep)
     state, history = checkpointer.restore(transport.tell) or (None, [])

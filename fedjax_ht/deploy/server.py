@@ -4,10 +4,9 @@
 """
 
 import functools
-import json
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,27 +20,19 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.message_forms import result_form, sends_payload
-from fedjax_ht.core.round import send
+from fedjax_ht.core.round import ClientResult, send
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.data.meaning import MEANING
 from fedjax_ht.deploy.audit import Audit, no_audit
 from fedjax_ht.deploy.messages import Envelope, Expected, invalid_hello, is_run_name, printable
-from fedjax_ht.deploy.noise import (
-    LEDGER_FILE,
-    Entropy,
-    Noise,
-    fresh_secret,
-    read_ledger,
-    update_noise,
-)
+from fedjax_ht.deploy.noise import LEDGER_FILE, Noise, read_ledger, update_noise
 from fedjax_ht.deploy.plan import Plan, description, make_models, task_from_json
 from fedjax_ht.deploy.samples import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
-from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import named
-from fedjax_ht.lab.runs.folder import read_json
+from fedjax_ht.lab.runs.folder import read_json, write_json
 from fedjax_ht.simulation.engine import first_server
 from fedjax_ht.simulation.serving import run_server
 
@@ -162,8 +153,7 @@ def write_clients(path: Path, headers: ClientHeaders) -> None:
     kept = {}
     for client, header in sorted(headers.items()):
         kept[str(client)] = {name: header[name] for name in KEPT_ENTRIES}
-    with atomic_open(path) as file:
-        json.dump(kept, file)
+    write_json(path, kept)
 
 
 def read_clients(path: Path) -> ClientHeaders:
@@ -195,9 +185,8 @@ class Server(NamedTuple):
       counts: split -> number of samples, int64 [num_clients].
       flops: FLOPs of a round of each client, float64 [num_clients].
       run: name of this run, for the clients' folders.
-      forms: bucket name -> form of its uplinks, as the method's server reads them.
-      wire_forms: bucket name -> form of the messages that carry them, see `core.codes`.
-      metrics: bucket name -> names of its clients' training metrics.
+      forms: bucket name -> form of a client's result: the uplink, the message that carries it,
+        and its training metrics.
       groups: name -> ids of the clients whose uplinks are summed; None if uplinks arrive singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
       decode: bucket name -> compiled (message, server state, round, info) -> uplink.
@@ -217,9 +206,7 @@ class Server(NamedTuple):
     counts: dict[str, np.ndarray]
     flops: np.ndarray
     run: str
-    forms: dict[str, PyTree]
-    wire_forms: dict[str, PyTree]
-    metrics: dict[str, tuple[str, ...]]
+    forms: dict[str, ClientResult]
     groups: dict[str, tuple[int, ...]] | None
     send: dict[str, Callable]
     decode: dict[str, Callable]
@@ -236,13 +223,9 @@ class Server(NamedTuple):
         """Returns the bucket of a client."""
         return self.federation.buckets[self.federation.assignment[client]]
 
-    def uplink_form(self, client: int) -> PyTree:
-        """Returns shapes and dtypes of a client's uplink."""
+    def form_of(self, client: int) -> ClientResult:
+        """Returns shapes and dtypes of a client's result."""
         return self.forms[self.bucket_of(client).name]
-
-    def wire_form(self, client: int) -> PyTree:
-        """Returns shapes and dtypes of the message that carries a client's uplink."""
-        return self.wire_forms[self.bucket_of(client).name]
 
 
 def make_server(
@@ -251,7 +234,6 @@ def make_server(
     run: str,
     folder: Path,
     *,
-    entropy: Entropy = fresh_secret,
     keep: int = 2,
 ) -> Server:
     """Waits for the clients, and makes the models for the task that they report.
@@ -264,7 +246,6 @@ def make_server(
       transport: the functions that carry messages to clients.
       run: name of this run, letters and digits.
       folder: folder of the run.
-      entropy: draws the secrets of the server's noise.
       keep: number of checkpoints that a run keeps.
 
     Raises:
@@ -280,14 +261,17 @@ def make_server(
         for split in ClientIndices._fields
     }
     method = plan.method
-    results = {b.name: result_form(method, federation, b, plan.channel) for b in federation.buckets}
-    forms = {name: result.uplink for name, result in results.items()}
-    groups = sum_groups(method, federation, forms) if plan.secure_sums else None
+    forms = {b.name: result_form(method, federation, b, plan.channel) for b in federation.buckets}
+    uplinks = {name: form.uplink for name, form in forms.items()}
+    groups = sum_groups(method, federation, uplinks) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         transport.tell(
             "clients without training samples are not asked to train, because of --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
+    noise, privacy, ledger = None, plan.options.privacy, folder / LEDGER_FILE
+    if privacy and privacy.unit == "client":
+        noise = update_noise(privacy, any(map(sends_payload, uplinks.values())), ledger)
     # a sum does not tell clients apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
@@ -298,29 +282,21 @@ def make_server(
         flops=np.array([headers[i]["flops"] for i in range(plan.num_clients)]),
         run=run,
         forms=forms,
-        wire_forms={name: result.message for name, result in results.items()},
-        metrics={name: tuple(result.metrics) for name, result in results.items()},
         groups=groups,
-        send={b.name: _sender(plan, federation, b) for b in federation.buckets},
+        send={
+            b.name: compiled(functools.partial(_send_downlink, plan, federation, b))
+            for b in federation.buckets
+        },
         decode={b.name: _decoder(plan, federation, b) for b in federation.buckets},
         serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.needs.pretrained.variables),
         public=server_data(plan.public),
-        noise=_server_noise(plan, forms, folder / LEDGER_FILE, entropy),
-        ledger=folder / LEDGER_FILE,
+        noise=noise,
+        ledger=ledger,
         saved=deque(maxlen=keep),
         transport=transport,
     )
-
-
-def _server_noise(
-    plan: Plan, forms: Mapping[str, PyTree], ledger: Path, entropy: Entropy
-) -> Noise | None:
-    privacy = plan.options.privacy
-    if privacy is None or privacy.unit != "client":
-        return None
-    return update_noise(privacy, any(map(sends_payload, forms.values())), ledger, entropy)
 
 
 def leave_out(server: Server, client: int, when: str, reason: str) -> None:
@@ -331,13 +307,12 @@ def leave_out(server: Server, client: int, when: str, reason: str) -> None:
 
 def expected_entries(server: Server, client: int) -> Expected:
     """Returns the entries that the server expects in a client's replies."""
-    bucket = server.bucket_of(client)
     unit = server.plan.unit
     return Expected(
         unit=unit,
         rules=server.plan.method.rules,
         # metrics that noise hides are not sent
-        metrics=() if unit in ("upload", "sample") else server.metrics[bucket.name],
+        metrics=() if unit in ("upload", "sample") else tuple(server.form_of(client).metrics),
         counts={split: int(counts[client]) for split, counts in server.counts.items()},
     )
 
@@ -350,8 +325,7 @@ def run_name(folder: Path) -> str:
     """
     path = folder / "run.json"
     if not path.exists():
-        with atomic_open(path) as file:
-            json.dump({"run": uuid.uuid4().hex}, file)
+        write_json(path, {"run": uuid.uuid4().hex})
     name = read_json(path).get("run")
     if not is_run_name(name):
         raise ValueError(
@@ -359,10 +333,6 @@ def run_name(folder: Path) -> str:
             "identify their states; restore it, or choose another --workdir"
         )
     return name
-
-
-def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
-    return compiled(functools.partial(_send_downlink, plan, federation, bucket))
 
 
 def _send_downlink(plan: Plan, federation: Federation, bucket: Bucket, server, round, info):

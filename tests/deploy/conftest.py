@@ -1,4 +1,4 @@
-"""Private federations that the tests of noise share: each is compiled once."""
+"""Federations that the tests share, each compiled once. Noise has a known secret."""
 
 import functools
 
@@ -8,6 +8,7 @@ from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.trust.options import Privacy
 from tests.deploy.sites import (
     FIXED,
+    fixed,
     fresh,
     private_config,
     server_of,
@@ -15,6 +16,11 @@ from tests.deploy.sites import (
     sites_of,
     small_config,
 )
+
+
+@pytest.fixture(autouse=True)
+def fixed_secret(monkeypatch):
+    monkeypatch.setattr("fedjax_ht.deploy.noise.fresh_secret", fixed)
 
 
 @pytest.fixture(scope="session")

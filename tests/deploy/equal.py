@@ -8,6 +8,7 @@ python -m tests.deploy.equal METHOD UNIT    with privacy, and secrets of noise t
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -57,8 +58,9 @@ def private(unit: str) -> None:
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, made, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
-        server = make_server(make_plan(config), transport(sites), "a", Path(folder), entropy=fixed)
-        deployed_end, deployed = run(as_rounds(server), 2)
+        server = make_server(make_plan(config), transport(sites), "a", Path(folder))
+        with mock.patch("fedjax_ht.deploy.noise.fresh_secret", fixed):
+            deployed_end, deployed = run(as_rounds(server), 2)
         simulated_end, simulated = run(simulation, 2)
     jax.tree.map(np.testing.assert_array_equal, deployed_end.server, simulated_end.server)
     left_out = {"flops"} if unit == "upload" else set()  # a client reports those of one sample

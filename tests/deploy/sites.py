@@ -114,9 +114,9 @@ def unchanged(client, reply):
     return reply
 
 
-def moved(site, folder: Path, entropy=fixed, tell=ignore):
+def moved(site, folder: Path, tell=ignore):
     """Returns a client with another folder, in which nothing is counted yet."""
-    noise = site.noise and site.noise._replace(path=folder / LEDGER_FILE, entropy=entropy)
+    noise = site.noise and site.noise._replace(path=folder / LEDGER_FILE)
     return site._replace(folder=folder, noise=noise, tell=tell)
 
 
@@ -179,9 +179,9 @@ def make_server_once(*args, **options) -> Server:
 
 
 def server_of(config, sites, folder, lost=never, **options) -> Server:
-    """Makes a server that reaches clients by calls, with the fixed secret."""
+    """Makes a server that reaches clients by calls."""
     plan = make_plan(config, **options)
-    return make_server_once(plan, transport(sites, lost), "a", folder, entropy=fixed)
+    return make_server_once(plan, transport(sites, lost), "a", folder)
 
 
 def rounds_of(simulation, rounds=2):

@@ -21,7 +21,6 @@ from tests.deploy.sites import (
     FIXED,
     UNSENT,
     called,
-    fixed,
     fresh,
     moved,
     rounds_of,
@@ -63,14 +62,17 @@ def assert_close(deployed_end, simulated_end, atol):
 
 
 @pytest.mark.parametrize("unit", ["upload", "sample"])
-def test_an_answer_has_noise_of_its_own(private_federation, train_request, unit, tmp_path):
+def test_an_answer_has_noise_of_its_own(
+    private_federation, train_request, unit, tmp_path, monkeypatch
+):
     _, _, sites = private_federation(unit)
     request, lines = train_request(unit), []
-    site = moved(sites[1], tmp_path / "home", fresh_secret, lines.append)
+    site = moved(sites[1], tmp_path / "home", lines.append)
+    fixed_1, fixed_2 = (answer(moved(sites[1], tmp_path / f"fixed{i}"), request) for i in range(2))
+    monkeypatch.setattr("fedjax_ht.deploy.noise.fresh_secret", fresh_secret)
     first, programs = called(answer(site, request)), site.programs.train._cache_size()
     again = called(answer(site, request))
     assert site.programs.train._cache_size() == programs  # another secret is no other program
-    fixed_1, fixed_2 = (answer(moved(sites[1], tmp_path / f"fixed{i}"), request) for i in range(2))
     differ = [(first.arrays[name] != again.arrays[name]).mean() for name in first.arrays]
     assert differ and min(differ) > 0.9
     for name, array in fixed_1.arrays.items():
@@ -171,7 +173,7 @@ def summing_server(config, sites, folder):
         return replies, totals
 
     reached = transport(homes)._replace(add=add)
-    return make_server(secure, reached, "a", folder / "server", entropy=fixed)
+    return make_server(secure, reached, "a", folder / "server")
 
 
 @pytest.mark.parametrize("unit", UNITS)

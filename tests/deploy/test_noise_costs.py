@@ -25,7 +25,7 @@ from fedjax_ht.deploy.plan import DeploymentEnded, make_plan
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.options import Privacy
-from tests.deploy.sites import FIXED, fixed, fresh, moved, private_config, server_of, transport
+from tests.deploy.sites import FIXED, fresh, moved, private_config, server_of, transport
 from tests.federations import TRAINING
 
 pytest.importorskip("dp_accounting")
@@ -33,13 +33,15 @@ pytest.importorskip("dp_accounting")
 HUGE = ('{"x": Infinity}', '{"x": NaN}', '{"x": true}', f'{{"x": 1{"0" * 400}}}')
 
 
-def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_path):
+def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_path, monkeypatch):
     """The server ends after its second step, and continues after its first."""
     config, _, sites = private_federation("client")
     homes, numbers = fresh(sites, tmp_path), iter(range(100))
 
-    def entropy():
+    def secret():
         return (next(numbers),) * SECRET_WORDS
+
+    monkeypatch.setattr("fedjax_ht.deploy.noise.fresh_secret", secret)
 
     def end(client, request):
         if request.header["kind"] == "evaluate" and request.header["round"] == 2:
@@ -47,11 +49,11 @@ def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_pat
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        serve(make_plan(config), tmp_path / "server", transport(homes, end), entropy)
+        serve(make_plan(config), tmp_path / "server", transport(homes, end))
     assert json.loads((tmp_path / "server" / LEDGER_FILE).read_text()) == {"client, noise 0.5": 2}
     lines = []
     reached = transport(homes)._replace(tell=lines.append)
-    rows = serve(make_plan(config), tmp_path / "server", reached, entropy)
+    rows = serve(make_plan(config), tmp_path / "server", reached)
     spent = [gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)]
     assert [row.get("epsilon") for row in rows] == [None, *spent]
     assert next(numbers) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
@@ -72,8 +74,8 @@ def test_a_repeated_answer_costs_epsilon(private_federation, tmp_path, monkeypat
         return reply
 
     with pytest.raises(KeyboardInterrupt):
-        serve(make_plan(config), tmp_path / "server", transport(homes, changed=end), fixed)
-    rows = serve(make_plan(config), tmp_path / "server", transport(homes), fixed)
+        serve(make_plan(config), tmp_path / "server", transport(homes, changed=end))
+    rows = serve(make_plan(config), tmp_path / "server", transport(homes))
     assert [count(client) for client in range(4)] == [3, 3, 3, 2]
     assert rows[-1]["epsilon"] == gaussian_epsilon(0.5, 3, 1e-5) and "accuracy" not in rows[-1]
     assert "| lg_fedavg | - |" in (tmp_path / "server" / "summary.md").read_text()
@@ -139,7 +141,7 @@ def test_an_answer_counts_before_it_is_made(private_federation, train_request, t
 
 def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
     path = tmp_path / "a" / LEDGER_FILE
-    noises = [update_noise(Privacy("upload", 1.0, 2.0), True, path, fixed) for _ in range(2)]
+    noises = [update_noise(Privacy("upload", 1.0, 2.0), True, path) for _ in range(2)]
     noises[1] = noises[1]._replace(name="y", count_per_draw=3)
     for i in (0, 1, 0, 1):
         draw(noises[i])
@@ -183,15 +185,15 @@ def test_a_missing_count_is_not_begun_anew(private_federation, train_request, tm
 
 def test_epsilon_of_noise(tmp_path):
     privacy, path = Privacy("sample", 1.0, 2.0), tmp_path / LEDGER_FILE
-    steps = training_noise(privacy, TRAINING, 100, path, fixed)
+    steps = training_noise(privacy, TRAINING, 100, path)
     secret, epsilon = draw(steps)
     each = num_steps(TRAINING, 100)
     assert secret.tolist() == list(FIXED) and secret.dtype == np.uint32
     assert epsilon == poisson_epsilon(2.0, TRAINING.batch_size, 100, each, 1e-5) > 0
     assert draw(steps)[1] == poisson_epsilon(2.0, TRAINING.batch_size, 100, 2 * each, 1e-5)
-    assert draw(training_noise(privacy, TRAINING, 0, path, fixed))[1] == 0.0
+    assert draw(training_noise(privacy, TRAINING, 0, path))[1] == 0.0
     for sends, epsilon in ((True, gaussian_epsilon(2.0, 1, 1e-5)), (False, 0.0)):
-        noise = update_noise(privacy._replace(unit="upload"), sends, tmp_path / f"{sends}", fixed)
+        noise = update_noise(privacy._replace(unit="upload"), sends, tmp_path / f"{sends}")
         assert draw(noise)[1] == epsilon
     assert draw(None) == ((), None)
     drawn = [fresh_secret() for _ in range(50)]
