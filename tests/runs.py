@@ -123,7 +123,7 @@ def run_module(forks):
 @pytest.fixture
 def blank_pictures(monkeypatch):
     """Figures are made, but not drawn, which takes longer than a tiny run: for tests that look at
-    no picture. tests/lab/runs/test_command.py has a run whose pictures are drawn twice."""
+    no picture. tests/lab/report/test_plots.py draws."""
     monkeypatch.setattr("fedjax_ht.lab.report.plots.rendered", blank)
 
 

@@ -82,9 +82,7 @@ IMAGES = np.zeros((2, 4, 4, 1), np.uint8)
     "inputs, labels, rule, message",
     [
         (IMAGES, [0, 0, 0], None, "2 samples but labels of shape"),
-        (IMAGES[:, :, 0, 0], [0, 0], None, r"uint8 \[2, 4\] are neither images"),
         (np.zeros((2, 4)), [0, 0], Pixels(), "Pixels, which is for images"),
-        (IMAGES, [0, 1], None, "labels run from 0 to 1"),
         (IMAGES, [0, 0], Pixels(0.5, (1.0, 1.0)), "std has 2 values for 1 channels"),
     ],
 )
@@ -113,14 +111,6 @@ def test_inputs_that_are_not_finite_are_refused(value):
         inputs = np.array([[0], [value]]).astype(np.float16)
     with pytest.raises(ValueError, match="first in sample 1"):
         Dataset("d", inputs, np.zeros(2, int), ("a",))
-
-
-def test_the_callers_arrays_stay_writable():
-    images, labels = np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int32)
-    dataset = Dataset("mine", images, labels, ("a",))
-    images[0], labels[0] = 9, 0  # no error
-    assert np.shares_memory(dataset.inputs, images)
-    assert not dataset.inputs.flags.writeable and not dataset.labels.flags.writeable
 
 
 NUMBERED = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)

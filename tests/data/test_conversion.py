@@ -42,12 +42,14 @@ def test_array_likes_are_taken(form):
     dataset = fl.Dataset("d", FORMS[form](ROWS), FORMS[form](LABELS), NAMES)
     np.testing.assert_array_equal(dataset.inputs, ROWS)
     assert isinstance(dataset.inputs, np.ndarray) and dataset.labels.tolist() == LABELS
-    assert not dataset.inputs.flags.writeable and dataset.input_shape == (2,)
+    assert not dataset.inputs.flags.writeable and not dataset.labels.flags.writeable
+    assert dataset.input_shape == (2,)
 
 
 def test_an_array_is_not_copied_and_a_tree_stays_one():
     rows = np.array(ROWS)
     assert np.shares_memory(fl.Dataset("d", rows, LABELS, NAMES).inputs, rows)
+    rows[0] = 9  # the caller's array stays writable
     pair = fl.Dataset("d", [rows, Column([[1], [2], [3], [4]])], LABELS, NAMES).inputs
     assert [x.shape for x in pair] == [(4, 2), (4, 1)]
     assert fl.Dataset("d", {"x": Frame(ROWS)}, LABELS, NAMES).inputs["x"].shape == (4, 2)

@@ -80,7 +80,7 @@ def environment() -> dict[str, str]:
 
 
 def run_apart(module: str, folder: Path, *more: str) -> None:
-    """Runs a module on a folder in a process that compiles as a user's does."""
+    """Runs a module on a folder in a process that compiles as the deployment's processes do."""
     arguments, root = [sys.executable, "-m", module, folder, *more], Path(__file__).parents[2]
     done = subprocess.run(arguments, cwd=root, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

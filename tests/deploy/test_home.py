@@ -2,18 +2,24 @@
 
 import importlib.util
 import os
+import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from absl.flags import FlagHolder
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.deploy import command
 from fedjax_ht.deploy.client import delete_states, load_state, save_state
+from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.samples import read_samples, write_samples
 from fedjax_ht.deploy.server import run_name
 from fedjax_ht.lab.runs.folder import locked
+from tests.deploy.sites import small_config
 from tests.forked import Forks
 
 
@@ -97,36 +103,50 @@ SERVER = ["server", CONFIG, "--workdir=run"]
 HERE = "--superlink=127.0.0.1:1"
 
 
+def test_a_wrong_flag_ends_in_one_line(deploy, tmp_path):
+    """The method computes where it is made, before it could fail."""
+    pytest.importorskip("flwr")
+    done = deploy(tmp_path, *CLIENT, HERE, "--insecure")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "none.npz: no such file" in last
+
+
+OPEN = {"insecure": True}
 WRONG_FLAGS = {
-    "data": ([*CLIENT, HERE, "--insecure"], "none.npz: no such file"),
-    "far": (
-        [*CLIENT, "--superlink=fl.example.org:1", "--insecure"],
-        "--insecure is only for this machine",
-    ),
-    "certificates": ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one"),
-    "address": ([*CLIENT, "--superlink=::1:8000"], "--superlink is '::1:8000'; it must be HOST:"),
+    "far": ("client", OPEN | {"superlink": "fl.org:1"}, "--insecure is only for this machine"),
+    "certificates": ("client", {}, "give --certificates, or --insecure to try it out on one"),
+    "address": ("client", {"superlink": "::1:8000"}, "--superlink is '::1:8000'; it must be HOST:"),
     "fields": (
-        [*CLIENT[:-1], "--data=csv:x.csv", HERE, "--insecure", "--config.dataset.label=y"],
+        "client",
+        OPEN | {"data": "csv:x.csv"},
         "dataset.label is 'y', which a client does not read by; write its samples with",
     ),
-    "epsilon": ([*SERVER, "--insecure", "--most_epsilon=1"], "--most_epsilon is a limit of clie"),
-    "range": ([*SERVER, "--insecure", "--sum_range=4"], "--sum_range bounds the numbers of a sum"),
-    "both": ([*SERVER, "--insecure", "--certificates=x"], "--certificates and --insecure exclude"),
-    "open": ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is only for this machine"),
-    "keys": ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; put the clients' public"),
+    "epsilon": ("server", OPEN | {"most_epsilon": 1.0}, "--most_epsilon is a limit of clients"),
+    "range": ("server", OPEN | {"sum_range": 4.0}, "--sum_range bounds the numbers of a sum"),
+    "both": ("server", OPEN | {"certificates": "x"}, "--certificates and --insecure exclude"),
+    "open": ("server", OPEN | {"host": "0.0.0.0"}, "--insecure is only for this machine"),
+    "keys": ("server", OPEN | {"keys": "keys"}, "keys has no keys; put the clients' public"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG_FLAGS)
-def test_wrong_flags_end_in_one_line(deploy, tmp_path, kind):
-    """The method computes where it is made, before it could fail."""
+def test_wrong_flags_are_refused(monkeypatch, tmp_path, kind):
     pytest.importorskip("flwr")
-    arguments, line = WRONG_FLAGS[kind]
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").mkdir()
-    done = deploy(tmp_path, *arguments)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and line in last
+    side, given, line = WRONG_FLAGS[kind]
+    given = {"client_id": 0, "data": "npz:none.npz", "superlink": "127.0.0.1:1"} | given
+    for name, flag in list(vars(command).items()):
+        if isinstance(flag, FlagHolder):
+            value = given.get(flag.name, flag.default)
+            changed = SimpleNamespace(name=flag.name, default=flag.default, value=value)
+            monkeypatch.setattr(command, name, changed)
+    config = small_config("local")
+    config.dataset.label = "y"  # which npz files need not be read by
+    with pytest.raises((ValueError, OSError), match=re.escape(line)) as error:
+        getattr(command, side)(make_plan(config), tmp_path / "run")
+    assert "\n" not in str(error.value)
 
 
 def test_a_folder_is_one_clients_and_its_users(deploy, tmp_path):

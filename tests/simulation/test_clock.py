@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -137,26 +136,6 @@ def test_nobody_takes_no_time():
     assert rows_of(history, "simulated_seconds", "simulated_clock") == expected
     _, given_up = run(sim, 3, give_up=1)  # where nobody takes part nothing is missed
     assert given_up[-1]["round"] == 2
-
-
-def failing() -> Program:
-    """Binds the probe with a server that is not finite once it has heard client 4."""
-
-    def server_update(federation, server, received, ctx):
-        new, metrics = probe().server_update(federation, server, received, ctx)
-        return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
-
-    method = probe()._replace(server_update=server_update)
-    return bind(method, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
-
-
-def test_a_fault_of_an_upload_that_comes_too_late_is_none():
-    bound = failing()
-    for deadline, stage in ((0.0, "server_update"), (2.0, None)):
-        sim = with_profile(bound, Profile(up=SLOW, deadline=deadline))
-        with chosen([0, 4]):
-            fault = sim.find_fault(sim.init())
-        assert (fault and fault.stage) == stage
 
 
 def test_without_rates_there_is_no_clock():

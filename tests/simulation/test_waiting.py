@@ -1,8 +1,10 @@
 """Uploads that arrive in a later round, told through the probe of probe.py."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,13 +19,22 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile, by_chance
+from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.roster import PADDING
 from fedjax_ht.simulation.selection import power_of_choice
 from fedjax_ht.simulation.serving import Answers, deliver
 from fedjax_ht.simulation.state import SimulationState
 from tests import standard
-from tests.federations import NUM_CLIENTS, chosen, federation_for, identical, to_host
+from tests.federations import (
+    NUM_CLIENTS,
+    chosen,
+    federation_data,
+    federation_for,
+    identical,
+    to_host,
+)
 from tests.reference.devices import Device, Work, play_late
+from tests.simulation.probe import FEDERATION, probe
 from tests.simulation.test_clock import (
     DOWN,
     DOWNLINK,
@@ -32,7 +43,6 @@ from tests.simulation.test_clock import (
     UP,
     UPLINK,
     assert_as_by_hand,
-    failing,
     rows_of,
     simulation,
     untimed,
@@ -115,6 +125,26 @@ def test_a_late_upload_reports_its_loss_when_it_arrives():
         late = list(report.arrived_late)
         assert np.isinf(state.reports.loss[0]) != bool(late)
     assert state.round > 2 and late == [0] and state.reports.loss[0] == before
+
+
+@functools.cache
+def failing() -> Program:
+    """Binds the probe with a server that is not finite once it has heard client 4."""
+
+    def server_update(federation, server, received, ctx):
+        new, metrics = probe().server_update(federation, server, received, ctx)
+        return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
+
+    method = probe()._replace(server_update=server_update)
+    return bind(method, FEDERATION, federation_data(FEDERATION), options=OPTIONS)
+
+
+def test_a_fault_of_an_upload_that_comes_too_late_is_none():
+    for deadline, stage in ((0.0, "server_update"), (2.0, None)):
+        sim = with_profile(failing(), Profile(up=SLOW, deadline=deadline))
+        with chosen([0, 4]):
+            fault = sim.find_fault(sim.init())
+        assert (fault and fault.stage) == stage
 
 
 def test_a_fault_of_an_upload_shows_when_it_arrives():

@@ -171,6 +171,15 @@ def test_a_split_is_cells_and_few_classes_are_named(clients, classes):
     assert named == (classes <= 30)
 
 
+@pytest.mark.parametrize("kind", ["png", *VECTOR])
+def test_equal_figures_are_equal_files(kind, monkeypatch):
+    files = set()
+    for now in ("0", "86400"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", now)  # matplotlib's time
+        files.add(rendered(accuracy_curves({"a": [rows_of(3)]}), kind))
+    assert len(files) == 1
+
+
 def test_names_are_drawn_as_they_are():
     """Also those that matplotlib would take for a formula, whose letters it would slant."""
     names = [r"$\frac{$", "$x^2$", "5 $ or 6 $"]

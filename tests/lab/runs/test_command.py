@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from fedjax_ht.lab.runs.report import report_run
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
+from tests.forked import blank
 from tests.lab.runs.folders import contents, edited
 from tests.runs import ROOT, config_of, metrics
 
@@ -134,11 +136,12 @@ FASTER = "local:training.learning_rate=0.05"  # by the program of "local"
 def run(tiny_config, tmp_path_factory):
     config, folder = only(config_of(tiny_config), [FASTER, "local"]), tmp_path_factory.mktemp("run")
     config.rounds = 1
-    train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
+    with mock.patch("fedjax_ht.lab.report.plots.rendered", blank):
+        train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
     return folder
 
 
-def test_a_run_is_shown_again(run, tmp_path):
+def test_a_run_is_shown_again(run, tmp_path, blank_pictures):
     copied = shutil.copytree(run, tmp_path / "run")
     before = contents(copied)
     for gone in ("report.html", "summary.md"):
