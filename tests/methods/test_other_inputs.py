@@ -24,7 +24,7 @@ SHAPES = {"texts": (LENGTH,), "windows": (16, 3), "windows of units": (16, 2, 3)
 # methods that make or change images
 IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd", "pfedes")
 OWN_NETWORKS = federations.ADAPTERS | federations.IN_STAGES  # tested where these are
-ALWAYS = [("texts", "fedproto"), ("windows", "fedtgp")]
+ALWAYS = [("texts", "fedproto"), ("windows", "fedavg")]
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)
 
 
