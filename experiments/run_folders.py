@@ -13,7 +13,7 @@ from fedjax_ht.lab.config.entries import OVERRIDDEN, folder_of, recorded
 from fedjax_ht.lab.report.compared import compared, shortfalls, unequal_lines
 from fedjax_ht.lab.report.statistics import SCORES
 from fedjax_ht.lab.runs.folder import Folder, fixed, naming, read_folder
-from fedjax_ht.lab.runs.identity import identities_of
+from fedjax_ht.lab.runs.identity import identity_of
 from fedjax_ht.simulation.history import best_by
 from fedjax_ht.simulation.rows import Row
 
@@ -83,7 +83,7 @@ def unequal_rows(workdir: Path, labels: Collection[str]) -> list[str]:
         entries = [recorded(entry) for entry in stored]
         config = typed_config(fields | {"entries": ()})
     histories = {entry.label: read_runs(workdir / entry.folder) for entry in entries}
-    identities = identities_of(entries, config, noted)
+    identities = {entry.label: identity_of(entry, config, noted) for entry in entries}
     rows = compared(config, entries, identities, histories=histories, workdir=workdir)
     return unequal_lines(rows.unequal)
 

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -19,13 +19,12 @@ from jax.experimental import multihost_utils
 
 from fedjax_ht.check.names import short
 from fedjax_ht.core.function_keys import sum_of_arrays
-from fedjax_ht.core.keys import check_generator, random_generator
-from fedjax_ht.core.user_code import names_object, trusting
+from fedjax_ht.core.user_code import trusting
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.public import hold_out_share
 from fedjax_ht.lab.checkpoints.writers import FILES
 from fedjax_ht.lab.config.base import partition_config, typed_config
-from fedjax_ht.lab.config.entries import Entry, as_run, check_label, entries_of, recorded
+from fedjax_ht.lab.config.entries import as_run, check_label, entries_of
 from fedjax_ht.lab.config.sections import Config, MethodConfig, PartitionConfig
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.files import named, plain_open, refuse_links, write_whole
@@ -56,40 +55,6 @@ def files_read(config: Config) -> list[Weights]:
     generators = [entry.options["generator"] for entry in entries if "generator" in entry.options]
     named = [name for name in generators if isinstance(name, str)]
     return [*map(weights_of_model, models), *files_of(config.devices_profile), *named]
-
-
-SUMS = {
-    "data": "on other inputs, labels or targets than {} has now",
-    "split": "on another split than {} has now",
-    "weights": "that started from another {}",
-    "objects": "with another {}",
-}
-"""Recorded checksum -> words for a mismatch."""
-
-
-def check_sums(
-    noted: Mapping[str, Any], sums: Mapping[str, Any], config: Config, workdir: Path
-) -> None:
-    """Raises ValueError if data, split, file or object differ from those recorded for the run.
-
-    Missing ones are skipped.
-    """
-    place = config.dataset.name
-    if not names_object(place):
-        place += f" with dataset.data_dir {config.dataset.data_dir!r}"
-    for note, words in SUMS.items():
-        before, now = noted.get(note), sums.get(note)
-        if not before or not now:
-            continue
-        if isinstance(before, str):
-            before, now = {place: before}, {place: now}
-        for name in before.keys() & now.keys():
-            if before[name] != now[name]:
-                raise ValueError(
-                    f"{workdir} holds a run {words.format(name)} (SHA-256 {before[name][:12]} "
-                    f"there, {now[name][:12]} here); restore the original, or choose another "
-                    "--workdir"
-                )
 
 
 VERSION = 3
@@ -155,43 +120,6 @@ class Folder(NamedTuple):
             return {entry["label"]: entry for entry in self.fields["entries"]}
 
 
-def run_folder(
-    config: Config, entries: Iterable[Entry], path: Path, notes: Mapping[str, Any]
-) -> Folder:
-    """Returns the folder of a run, with the entries that it already holds.
-
-    Args:
-      config: the config of the run.
-      entries: the entries to train now.
-      path: the run's folder.
-      notes: the notes of the run, see `own_methods.noted`.
-
-    Raises:
-      ValueError: the folder holds a run of another config or on other data. One line.
-    """
-    fields, before = to_json(config), {}
-    now = {entry.label: _as_json(entry) for entry in entries}
-    about = {"version": VERSION, "random": random_generator(), **notes}
-    if (path / CONFIG).exists():
-        earlier = read_folder(path)
-        with naming(path / CONFIG), trusting(False, *(entry["method"] for entry in now.values())):
-            before, noted = earlier.entries, earlier.notes
-            both = {label: _as_json(recorded(before[label])) for label in now if label in before}
-            again = {label: now[label] for label in both}
-            there, here = _compared(earlier.fields, both), _compared(fields, again)
-            name, sums = "dataset.name", notes.get("data")
-            moved = without_folder(there[name]) == without_folder(here[name])
-            if moved and sums and sums == noted.get("data"):
-                there[name] = here[name]
-            _refuse_other(there, here, path)
-            check_sums(noted, notes, config, path)
-            check_generator(noted.get("random", {}), str(path))
-            for note in BY_ENTRY:
-                if names := {**noted.get(note, {}), **notes.get(note, {})}:
-                    about[note] = names
-    return Folder(path, fields | {"entries": list((before | now).values())}, about)
-
-
 def write_folder(folder: Folder) -> None:
     """Writes config.json."""
     write_json(folder.path / CONFIG, folder.fields | {"run": folder.notes})
@@ -200,8 +128,13 @@ def write_folder(folder: Folder) -> None:
 def remember_fields(fields: dict[str, Any], workdir: Path) -> None:
     """Writes config.json of another kind of program, or rejects a folder with a different one."""
     path = workdir / CONFIG
-    if path.exists():
-        _refuse_other(flatten(read_json(path)), flatten(fields), workdir)
+    before, now = flatten(read_json(path)) if path.exists() else {}, flatten(fields)
+    if before and (names := differing(before, now)):
+        shown = [f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in names]
+        raise ValueError(
+            f"{workdir} holds a run of another config ({', '.join(shown[:5])}); choose another "
+            "--workdir"
+        )
     write_json(path, fields)
 
 
@@ -228,15 +161,15 @@ def read_folder(path: Path) -> Folder:
 
 
 def read_run(workdir: Path, trust: bool = False) -> Plan:
-    """Returns the experiment that a run's config describes.
+    """Returns the experiment that a run's config describes; `own_methods` checks the sums of data.
 
     Args:
       workdir: the folder, which may come from anybody.
       trust: True allows importing, and thus running, each "module:function" in its config.json.
 
     Raises:
-      ValueError, OSError: there is no run, its data have changed, it needs `trust`, or the folder
-        contains links. One line.
+      ValueError, OSError: there is no run, it needs `trust`, or the folder contains links. One
+        line.
     """
     refuse_links(workdir)
     folder = read_folder(workdir)
@@ -256,10 +189,7 @@ def read_run(workdir: Path, trust: bool = False) -> Plan:
                 f"it has no checksum for {', '.join(unknown)}; if the run was "
                 "trained on that, allow it with --trust (trust=True from Python)"
             )
-        experiment = plan(config, begun=True)
-    prints: dict[str, Any] = dict(fingerprints(experiment.dataset, experiment.partitions))
-    check_sums(folder.notes, prints | {"weights": checksums(files)}, config, workdir)
-    return experiment
+        return plan(config, begun=True)
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -288,22 +218,6 @@ def results_of(folder: Path) -> list[Path]:
     return [*left, *(folder / name for name in FILES if (folder / name).exists())]
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
-    return json.loads(json.dumps(entry._asdict()))
-
-
-def without_folder(dataset: str) -> str:
-    """Returns a data set's name without the folder of its file: "npz:mine.npz"."""
-    prefix, colon, rest = dataset.partition(":")
-    return prefix + colon + Path(rest).name
-
-
-def _compared(fields: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that a resumed run must share: fields, and settings of common entries."""
-    origin = {"tuned": "", "searched_on": ()}
-    return fixed(fields) | flatten({label: entry | origin for label, entry in entries.items()})
-
-
 def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dict[str, Any]:
     """Returns the flat fields of a config that a resumed run must share.
 
@@ -316,15 +230,6 @@ def fixed(fields: Mapping[str, Any], free: Collection[str] = FREE_FIELDS) -> dic
 def differing(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns the names, sorted, whose values differ; a missing one is None."""
     return [name for name in sorted(before | now) if before.get(name) != now.get(name)]
-
-
-def _refuse_other(before: dict[str, Any], now: dict[str, Any], workdir: Path) -> None:
-    if names := differing(before, now):
-        shown = [f"{name}: {before.get(name)!r} there, {now.get(name)!r} here" for name in names]
-        raise ValueError(
-            f"{workdir} holds a run of another config ({', '.join(shown[:5])}); choose another "
-            "--workdir"
-        )
 
 
 MAX_LEVELS = 32

@@ -7,10 +7,11 @@ matches the run's config.
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_ht.core.keys import check_generator, random_generator
 from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.config.base import typed_config
@@ -18,16 +19,20 @@ from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs.folder import (
+    BY_ENTRY,
+    CONFIG,
     MAP,
+    VERSION,
+    Folder,
     completed,
     differing,
     filled,
     fixed,
     flatten,
     naming,
+    read_folder,
     read_json,
     results_of,
-    run_folder,
     write_folder,
     write_json,
 )
@@ -35,8 +40,6 @@ from fedjax_ht.lab.runs.plan import Plan
 
 IDENTITY = "identity.json"
 SHA = "sha256"
-PLACES = ("data.data_dir", "data.name")
-"""Fields of the data's location. Equal data may lie elsewhere; their checksum identifies them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Identity:
 
     Attributes:
       method: the method's name and all its options; if given from Python, its SHA-256.
-      data: fields of `config.dataset`, and the SHA-256 of inputs, labels and targets.
+      data: fields of `config.dataset`, and the SHA-256 of inputs, labels and targets; if given from
+        Python, also that of its rules, see `objects.object_sums`.
       split: fields of `config.partition`, and the SHA-256 of the clients' samples.
       models: fields of `config.model` with the entry's changes; for modules given from Python,
         their SHA-256.
@@ -85,10 +89,11 @@ def identity_of(entry: Entry, config: Config, noted: Mapping[str, Any]) -> Ident
     fields = to_json(as_run(entry, config))
     sections = {name: fields.pop(name) for name in ("dataset", "partition", "model", "training")}
     seed, trials = fields.pop("seed"), fields.pop("trials")
+    rules = _sum_of(config.dataset.name, objects)
     method = {"name": entry.method, "options": json.loads(json.dumps(entry.options))}
     return Identity(
         method=method | _sum_of(entry.method, objects),
-        data=sections["dataset"] | {SHA: noted.get("data")},
+        data=sections["dataset"] | {SHA: noted.get("data"), "rules": rules},
         split=sections["partition"] | {SHA: noted.get("split")},
         models=sections["model"] | _sum_of(config.model.group, objects),
         training=sections["training"],
@@ -107,13 +112,15 @@ def _sum_of(name: str, objects: Mapping[str, str]) -> dict[str, str]:
 def differences(stored: Identity, expected: Identity) -> list[str]:
     """Describes each setting, checksum or seed in which two identities differ.
 
-    For example "training.learning_rate 0.3 instead of 0.05".
+    For example "training.learning_rate 0.3 instead of 0.05". A file of equal data may have another
+    name and folder.
     """
     before, now = _settings(stored), _settings(expected)
     if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
-        for place in PLACES:
-            before.pop(place, None)
-            now.pop(place, None)
+        for fields in (before, now):
+            fields.pop("data.data_dir", None)
+            # readers differ in more than the values, such as in the scale of pixels
+            fields["data.name"] = fields["data.name"].partition(":")[0]
     lines = []
     for name in differing(before, now):
         is_unknown = None in (before.get(name), now.get(name))  # a missing file has no checksum
@@ -162,13 +169,6 @@ def read_identity(folder: Path) -> Identity | None:
         fields: dict[str, Any] = filled(stored, dataclasses.asdict(defaults))
         fields["versions"] = tuple(map(dict, stored["versions"]))
         return Identity(**fields)
-
-
-def identities_of(
-    entries: Iterable[Entry], config: Config, noted: Mapping[str, Any]
-) -> dict[str, Identity]:
-    """Returns the identity of each entry, see `identity_of`, by its label."""
-    return {entry.label: identity_of(entry, config, noted) for entry in entries}
 
 
 def check_identity(label: str, folder: Path, expected: Identity) -> None:
@@ -228,6 +228,65 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
     write_identity(identity, folder)
 
 
+PLAIN = Entry("", "", options={}, training={}, model={})
+"""Stands for the settings of a config itself, which all entries share."""
+
+
+def check_run(
+    folder: Folder, config: Config, entries: Collection[Entry], notes: Mapping[str, Any]
+) -> None:
+    """Raises a one-line ValueError if a folder holds a run of another config or on other data.
+
+    Args:
+      folder: the folder of the run.
+      config: the config of the run.
+      entries: those to train or show now; the folder may have others.
+      notes: the notes of the run, see `own_methods.noted`.
+    """
+    with naming(folder.path / CONFIG), trusting(False, *(entry.method for entry in entries)):
+        before = typed_config(folder.fields | {"entries": ()})
+        pairs = [("config", PLAIN, PLAIN)]
+        for entry in entries:
+            if entry.label in folder.entries:
+                pairs.append((entry.label, recorded(folder.entries[entry.label]), entry))
+        for name, stored, entry in pairs:
+            there = identity_of(stored, before, folder.notes)
+            if lines := differences(there, identity_of(entry, config, notes)):
+                raise ValueError(
+                    f"{folder.path} holds a run of another {name} ({some(lines, 5)}); restore the "
+                    "original, or choose another --workdir"
+                )
+
+
+def run_folder(
+    config: Config, entries: Collection[Entry], path: Path, notes: Mapping[str, Any]
+) -> Folder:
+    """Returns the folder of a run, with the entries that it already holds.
+
+    Args:
+      config: the config of the run.
+      entries: the entries to train now.
+      path: the run's folder.
+      notes: the notes of the run, see `own_methods.noted`.
+
+    Raises:
+      ValueError: the folder holds a different run, see `check_run`, or one with another random
+        generator. One line.
+    """
+    before = {}
+    now = {entry.label: json.loads(json.dumps(entry._asdict())) for entry in entries}
+    about = {"version": VERSION, "random": random_generator(), **notes}
+    if (path / CONFIG).exists():
+        earlier = read_folder(path)
+        before, noted = earlier.entries, earlier.notes
+        check_run(earlier, config, entries, notes)
+        check_generator(noted.get("random", {}), str(path))
+        for note in BY_ENTRY:
+            if names := {**noted.get(note, {}), **notes.get(note, {})}:
+                about[note] = names
+    return Folder(path, to_json(config) | {"entries": list((before | now).values())}, about)
+
+
 def begin(
     experiment: Plan, workdir: Path, notes: Mapping[str, Any], *, writes: bool
 ) -> dict[str, Identity]:
@@ -244,7 +303,7 @@ def begin(
     """
     config, entries = experiment.config, experiment.entries
     run = run_folder(config, entries, workdir, notes)
-    identities = identities_of(entries, config, run.notes)
+    identities = {entry.label: identity_of(entry, config, run.notes) for entry in entries}
     for label, identity in identities.items():
         folder = workdir / folder_of(label)
         check_identity(label, folder, identity)

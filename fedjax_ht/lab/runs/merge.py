@@ -30,7 +30,6 @@ from fedjax_ht.lab.runs.folder import (
     locked,
     read_folder,
     read_json,
-    without_folder,
     write_folder,
     write_json,
 )
@@ -111,11 +110,11 @@ def compared(part: Folder) -> dict[str, Any]:
     """Returns everything in which the parts of a run must agree.
 
     This is the fields of the config that affect results, the sums of data and split, and the random
-    generator. Data with a sum may lie in different folders.
+    generator. Files of data with a sum may have different names.
     """
     fields = fixed(part.fields, FREE_BUT_ROUNDS)
     if part.notes.get("data"):
-        fields["dataset.name"] = without_folder(fields["dataset.name"])
+        fields["dataset.name"] = fields["dataset.name"].partition(":")[0]
     for name in ("data", "split", "random"):
         fields[f"the run's {name}"] = part.notes.get(name)
     return fields

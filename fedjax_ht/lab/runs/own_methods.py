@@ -23,10 +23,11 @@ from fedjax_ht.lab.runs.folder import (
     files_read,
     fingerprints,
     naming,
+    read_folder,
     read_json,
     read_run,
-    run_folder,
 )
+from fedjax_ht.lab.runs.identity import check_run
 from fedjax_ht.lab.runs.plan import Plan, Run, named_code
 from fedjax_ht.lab.weights.start import checksums
 from fedjax_ht.methods import METHODS, is_own, method_factory, names_user_method
@@ -174,7 +175,7 @@ def read_experiment(workdir: Path, trust: bool, experiment: Plan | None) -> Plan
     Raises:
       ValueError, OSError: see `read_trusted_run`; or the folder holds another run. One line.
     """
-    if experiment is None or not (workdir / "config.json").exists():
-        return read_trusted_run(workdir, trust)
-    run_folder(experiment.config, experiment.entries, workdir, noted(experiment))
+    if experiment is None or not (workdir / CONFIG).exists():
+        experiment = read_trusted_run(workdir, trust)
+    check_run(read_folder(workdir), experiment.config, experiment.entries, noted(experiment))
     return experiment

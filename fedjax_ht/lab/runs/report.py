@@ -20,7 +20,7 @@ from fedjax_ht.lab.report.document import Document
 from fedjax_ht.lab.report.report import repeat, text_of
 from fedjax_ht.lab.report.rows import are_evaluated, up_to
 from fedjax_ht.lab.runs.folder import locked, read_folder
-from fedjax_ht.lab.runs.identity import identities_of
+from fedjax_ht.lab.runs.identity import identity_of
 from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.plan import Plan
 from fedjax_ht.lab.runs.progress import print_files, print_result
@@ -65,7 +65,8 @@ def report_run(
         if not any(map(are_evaluated, histories.values())):
             raise ValueError(f"the run in {workdir} has no evaluation yet")
         config = experiment.config
-        identities = identities_of(entries, config, read_folder(workdir).notes)
+        noted = read_folder(workdir).notes
+        identities = {entry.label: identity_of(entry, config, noted) for entry in entries}
         shown = compared(config, entries, identities, histories=histories, workdir=workdir)
         text = text_of(shown, page.aim)
         show_result(text)

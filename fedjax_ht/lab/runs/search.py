@@ -32,10 +32,10 @@ from fedjax_ht.lab.runs.folder import (
     locked,
     naming,
     read_json,
-    run_folder,
     write_folder,
     write_json,
 )
+from fedjax_ht.lab.runs.identity import run_folder
 from fedjax_ht.lab.runs.method import make_method, uplink_steps
 from fedjax_ht.lab.runs.objects import with_names
 from fedjax_ht.lab.runs.own_methods import noted

@@ -12,8 +12,8 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import evaluate, own_methods, report
-from fedjax_ht.lab.runs.folder import VERSION, fingerprints, run_folder
-from fedjax_ht.lab.runs.identity import identity_of
+from fedjax_ht.lab.runs.folder import VERSION, fingerprints
+from fedjax_ht.lab.runs.identity import identity_of, run_folder
 from fedjax_ht.lab.runs.plan import plan
 from tests.lab.runs.folders import refused
 

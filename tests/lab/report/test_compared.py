@@ -8,7 +8,7 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of, only, preset
 from fedjax_ht.lab.report.compared import compared
 from fedjax_ht.lab.report.report import text_of, to_watch
-from fedjax_ht.lab.runs.identity import identities_of, write_identity
+from fedjax_ht.lab.runs.identity import identity_of, write_identity
 from tests.lab.report.test_report import runs
 
 NOTED = {"data": "d" * 64, "split": "5" * 64}
@@ -25,7 +25,7 @@ def config_of(*entries, **fields):
 def shown(config, histories, folder, changes=None):
     """The entries of a config as `report` sees them; an entry of `changes` has another identity."""
     entries = entries_of(config)
-    identities = identities_of(entries, config, NOTED)
+    identities = {entry.label: identity_of(entry, config, NOTED) for entry in entries}
     for entry in entries:
         played = {"rounds": 2, "ended": "2026-11-28", "versions": (VERSIONS,)}
         stored = dataclasses.replace(identities[entry.label], **played)

@@ -256,7 +256,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
     assert "devices.csv, available 0.8, deadline 40.0, seed 0." in page
     assert "| simulated s to best |" in whole.summary
     devices(300)
-    with pytest.raises(ValueError, match=r"holds a run that started from another .*devices.csv"):
+    with pytest.raises(ValueError, match=r"files\..*devices\.csv \w{12} instead of"):
         train_and_evaluate(config, tmp_path / "whole", **quiet)
 
 

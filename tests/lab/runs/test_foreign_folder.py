@@ -16,6 +16,7 @@ from fedjax_ht.lab.report.maps import load_map
 from fedjax_ht.lab.runs.devices import read_rows
 from fedjax_ht.lab.runs.folder import read_json, read_run
 from fedjax_ht.lab.runs.merge import merge
+from fedjax_ht.lab.runs.own_methods import read_experiment
 from fedjax_ht.lab.runs.report import report_run
 from tests.lab.runs.folders import STORED, edited, refused
 
@@ -170,12 +171,13 @@ def test_a_config_json_that_asks_for_too_much_is_refused(run, line):
 def test_weights_are_those_of_the_run(run, monkeypatch):
     """A sum that somebody wrote stands for no other file."""
     planned = read_run(run)
+    planned.config.model.weights = "data.npz"
     monkeypatch.setattr("fedjax_ht.lab.runs.folder.plan", lambda *_, **__: planned)
     with edited(run / "config.json") as content:
         content["model"]["weights"] = "data.npz"
         content["run"]["weights"] = {"data.npz": "0" * 64}
-    with pytest.raises(ValueError, match=r"that started from another data\.npz"):
-        read_run(run)
+    with pytest.raises(ValueError, match=r"files\.data\.npz 000000000000 instead of \w{12}"):
+        read_experiment(run, trust=False, experiment=None)
 
 
 @pytest.mark.parametrize("entry", ["evil:f", 5, {}, {"label": ".."}, {"label": "\x1b[2J"}])

@@ -57,10 +57,11 @@ def test_a_run_of_objects_is_the_run_of_their_names(config, begun, finished, bla
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ("methods", r"holds a run with another object:local \(SHA-256 \w+ there, \w+ here\);"),
-        ("models", r"holds a run with another object:mlp_narrow\+mlp_wide "),
-        ("dataset", r"holds a run on other inputs, labels or targets than object:\S+ has now "),
-        ("rate", r"another config \(local\.training\.optimizer: 'object:\w+' there, 'object:"),
+        ("methods", r"run of another local \(method\.sha256 \w{12} instead of \w{12}\);"),
+        ("models", r"run of another config \(models\.sha256 \w{12} instead of \w{12}\);"),
+        ("rules", r"run of another config \(data\.rules\.sha256 \w{12} instead of \w{12}\);"),
+        ("dataset", r"run of another config \(data\.sha256 \w{12} instead of \w{12}\);"),
+        ("rate", r"another local \(.*training\.optimizer 'object:\w+' instead of 'object:"),
     ],
 )
 def test_a_folder_refuses_other_objects(config, begun, changed, line):
@@ -71,7 +72,10 @@ def test_a_folder_refuses_other_objects(config, begun, changed, line):
         "models": objects["models"] | {"mlp_wide": fl.mlp(4, (65, 32))},
         "dataset": dataclasses.replace(dataset, inputs=dataset.inputs // 2),
     }
-    if changed in substitutes:
+    substitutes["rules"] = dataclasses.replace(dataset, class_names=tuple("abcd"))
+    if changed == "rules":
+        objects["dataset"] = substitutes["rules"]
+    elif changed in substitutes:
         objects[changed] = substitutes[changed]
     with refused(line):
         fl.train_and_evaluate(fl.make_experiment(config, **objects), begun)
@@ -87,7 +91,7 @@ def test_a_folder_of_objects_is_read_with_its_experiment(config, begun, blank_pi
     assert "| local |" in text and written[-1] == begun / "report.html"
     assert load_run(begun, experiment=experiment).run.label == "local"
     other = fl.make_experiment(config, **objects_of(config, rate=0.5))
-    with pytest.raises(ValueError, match=r"another config \(local\.training\.optimizer"):
+    with pytest.raises(ValueError, match=r"another local \(.*training\.optimizer"):
         fl.report_run(begun, other)
 
 

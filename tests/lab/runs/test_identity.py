@@ -11,10 +11,18 @@ import pytest
 from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
+from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.runs import train
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.identity import differences, identity_of, read_identity, write_identity
+from fedjax_ht.lab.runs.folder import fixed, write_folder
+from fedjax_ht.lab.runs.identity import (
+    differences,
+    identity_of,
+    read_identity,
+    run_folder,
+    write_identity,
+)
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.lab.runs.folders import contents, edited, refused
 from tests.runs import metrics
@@ -103,7 +111,43 @@ def test_a_run_resumes_with_its_data_in_another_folder(config, finished, tmp_pat
     trained(config, folder, **{"dataset.name": f"npz:{moved}"})
     assert load_run(folder).state.round == 3
     renamed = shutil.copy(file, tmp_path / "other.npz")
-    refusals(config, folder, "dataset.name: ", **{"dataset.name": f"npz:{renamed}"})
+    trained(config, folder, **{"dataset.name": f"npz:{renamed}"})
+    with edited(folder / "config.json") as content:
+        content["dataset"]["name"] = "csv:other.npz"  # another reader
+    refusals(config, folder, r"another config \(data\.name 'csv' instead of 'npz'\); restore the")
+
+
+def test_every_field_that_affects_results_is_compared(config, tmp_path):
+    """Those of the config, even if the entry has its own, and those of entries in both runs."""
+    config = only(typed_config(config), ("fedtgp:training.learning_rate=0.5:tau=3",))
+    entries, notes = entries_of(config), {"data": "a" * 64, "split": "b" * 64}
+    write_folder(run_folder(config, entries, tmp_path, notes))
+    stored = json.loads((tmp_path / "config.json").read_text())
+    places = [(stored, name.split(".")) for name in fixed(to_json(config))]
+    for part in ("options", "training"):
+        places += [(stored["entries"][0][part], [name]) for name in stored["entries"][0][part]]
+    assert len(places) > 90
+    for section, (*path, name) in places:
+        for each in path:
+            section = section[each]
+        value = section[name]
+        is_number = isinstance(value, int | float)
+        section[name] = value + 1 if is_number else "other"
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        with refused(str(tmp_path)):
+            run_folder(config, entries, tmp_path, notes)
+        with pytest.raises(ValueError):  # whichever entries are trained now
+            run_folder(config, entries if path == [] else [], tmp_path, notes)
+        section[name] = value
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for note in notes:
+        with refused(
+            rf"another config \({note}\.sha256 {notes[note][:12]} instead of cccccccccccc\)"
+        ):
+            run_folder(config, [], tmp_path, notes | {note: "c" * 64})
+    free = {"rounds": 99, "devices": 2, "client_store": "host", "dataset.data_dir": "elsewhere"}
+    config.update(free)
+    run_folder(config, entries, tmp_path, notes)
 
 
 def test_other_data_under_the_same_name_are_others():

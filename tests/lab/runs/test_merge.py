@@ -70,12 +70,12 @@ def test_unlike_runs_are_refused(tmp_path, other, message):
 
 
 def test_what_changes_no_number_may_differ_and_equal_data_may_lie_elsewhere(tmp_path):
-    first = part(tmp_path / "a", "local", dataset__name="npz:/here/mine.npz", devices=2)
+    first = part(tmp_path / "a", "local", dataset__name="npz:/here/my.npz", devices=2)
     elsewhere = {"dataset__name": "npz:/there/mine.npz", "dataset__data_dir": "/elsewhere"}
     second = part(tmp_path / "b", "fedtgp", **elsewhere)
     assert merge([first, second], tmp_path / "whole") == ["local", "fedtgp"]
-    third = part(tmp_path / "c", "fedproto", dataset__name="npz:/there/other.npz")
-    with pytest.raises(ValueError, match=r"dataset.name is 'npz:mine.npz' there and 'npz:other"):
+    third = part(tmp_path / "c", "fedproto", dataset__name="csv:/there/mine.npz")
+    with pytest.raises(ValueError, match=r"dataset\.name is 'npz' there and 'csv' here"):
         merge([first, third], tmp_path / "other")
 
 

@@ -187,7 +187,7 @@ def dataset():
 
 
 def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_config, monkeypatch):
-    """The run's data come from a function now, and are the same by their checksum."""
+    """The run's data come from a function now."""
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     module = DATA.format(data=tiny_config.parent / "data.npz")
     (written.parent / "data_beside.py").write_text(module)
@@ -195,6 +195,8 @@ def test_a_module_beside_the_config_file_is_found_again(run, written, tiny_confi
         assert "own_modules" not in content["run"]
         content["run"]["own_modules"] = {"data_beside:dataset": str(written)}
         content["dataset"]["name"] = "data_beside:dataset"
+    with edited(run / "beside" / "identity.json") as content:
+        content["data"]["name"] = "data_beside:dataset"
     read_config_file(str(written))
     line = rf"names data_beside:dataset, which would be imported from {written.parent} or .*--trust"
     with pytest.raises(ValueError, match=line):

@@ -220,7 +220,10 @@ def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path)
 
     table = tmp_path / "devices.csv"
     config.devices_profile.csv = str(table)
-    for speed, error, line in ((1, Interrupted, "SIGINT"), (2, ValueError, "started from another")):
+    for speed, error, line in (
+        (1, Interrupted, "SIGINT"),
+        (2, ValueError, r"devices\.csv \w{12} instead"),
+    ):
         table.write_text("client,up\n" + "".join(f"{i},{speed}\n" for i in range(4)))
         with pytest.raises(error, match=line):
             run(config, tmp_path / "search", labels=["local"], tasks=Tasks(stop, None))

@@ -258,7 +258,9 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
     train_and_evaluate(weighted, workdir)
     assert set(read_folder(workdir).notes["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
-    message = rf"started from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
+    message = (
+        rf"another config \(files\.{file} \w{{12}} instead of \w{{12}}\); restore the original"
+    )
     with pytest.raises(ValueError, match=message):
         train_and_evaluate(weighted, workdir)
     file.unlink()
@@ -269,7 +271,7 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(
     # still, and it is held against what comes
     assert set(read_folder(workdir).notes["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
-    with pytest.raises(ValueError, match="started from another"):
+    with pytest.raises(ValueError, match=message):
         train_and_evaluate(weighted, workdir)
     file.unlink()
     weighted.entries = ("fedproto",)  # begins now
