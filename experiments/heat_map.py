@@ -38,7 +38,7 @@ from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import save, subplots
-from fedjax_ht.lab.runs.folder import Folder, read_folder
+from fedjax_ht.lab.runs.folder import Folder, differing, read_folder
 
 # allow_override: other programs have flags of these names, and one process may import several
 _OF = flags.DEFINE_string(
@@ -135,9 +135,9 @@ def labels_of_map(folder: Folder, x: str, y: str) -> list[str]:
         raise ValueError(f"{folder.path}: no entry has both {x} and {y}")
     first = labels[0]
     for label in labels[1:]:
-        for option in sorted(settings[first].keys() | settings[label].keys()):
+        for option in differing(settings[first], settings[label]):
             before, now = settings[first].get(option), settings[label].get(option)
-            if option not in (x, y) and before != now:
+            if option not in (x, y):
                 raise ValueError(
                     f"{folder.path}: {first} and {label} differ in {option}, {shown(before)} and "
                     f"{shown(now)}, and not in {x} and {y} alone"

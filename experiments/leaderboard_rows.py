@@ -20,7 +20,7 @@ from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.rows import MACRO_F1
 from fedjax_ht.lab.report.statistics import LEVEL, Gains, Interval, gains_of_run, mean_interval
-from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, fixed, read_folder
+from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, differing, fixed, read_folder
 from fedjax_ht.lab.runs.identity import some
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.history import best_by, wire_bytes
@@ -185,12 +185,12 @@ def require_config(folder: Folder, config: Config, name: str) -> None:
     """
     expected = fixed(to_json(config), FREE_BUT_ROUNDS)
     found = fixed(folder.fields, FREE_BUT_ROUNDS)
-    for field in sorted(expected | found):
-        if found.get(field) != expected.get(field):
-            raise ValueError(
-                f"{folder.path} is no run of {name}: {field} is {found.get(field)!r} there "
-                f"and {expected.get(field)!r} here"
-            )
+    if fields := differing(expected, found):
+        field = fields[0]
+        raise ValueError(
+            f"{folder.path} is no run of {name}: {field} is {found.get(field)!r} there and "
+            f"{expected.get(field)!r} here"
+        )
     for label, entry in folder.entries.items():
         _require_preset(entry, presets_of(config.entries).get(entry["method"]), label, name)
 

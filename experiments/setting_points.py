@@ -13,7 +13,7 @@ from experiments.evaluations import read_evaluations
 from experiments.rows import grouped
 from experiments.run_folders import chosen_score, fields_of, require_score, trial_scores
 from fedjax_ht.check.names import unknown
-from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, fixed
+from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, differing, fixed
 
 FREE = {*FREE_BUT_ROUNDS, "seed", "partition.seed", "trials", "lanes"}
 """Fields that may differ between folders: seeds, and fields that do not affect results."""
@@ -112,9 +112,7 @@ def differences(first: Folder, other: Folder) -> dict[str, tuple[Any, Any]]:
     An entry's settings are named as "fedssa.mu"; entries that were tuned for each run are skipped.
     """
     before, now = compared(first, other), compared(other, first)
-    fields = sorted(before.keys() | now.keys())
-    pairs = {field: (before.get(field), now.get(field)) for field in fields}
-    return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: (before.get(name), now.get(name)) for name in differing(before, now)}
 
 
 def compared(folder: Folder, other: Folder) -> dict[str, Any]:

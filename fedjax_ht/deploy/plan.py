@@ -25,7 +25,7 @@ from fedjax_ht.lab.config.base import AnyConfig
 from fedjax_ht.lab.config.sections import Config, DevicesConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
 from fedjax_ht.lab.runs.federation import Task, make_clients
-from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING, files_read, flatten
+from fedjax_ht.lab.runs.folder import FREE_FIELDS, differing, files_read, fixed
 from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.lab.version import library_version
 from fedjax_ht.lab.weights.start import checksums
@@ -176,11 +176,8 @@ def _check_secure_sums(
 
 
 def _shared_fields(config: Config, entry: Any, secure_sums: bool) -> dict[str, Any]:
-    values = to_json(config)
-    for name in NAMING:
-        values.pop(name, None)
-    values["partition"] = {"num_clients": config.partition.num_clients}
-    fields = {name: value for name, value in flatten(values).items() if name not in LOCAL_FIELDS}
+    partition = {"num_clients": config.partition.num_clients}
+    fields = fixed(to_json(config) | {"partition": partition}, LOCAL_FIELDS)
     # through JSON, like the other side's
     for name, value in json.loads(json.dumps(entry.options)).items():
         fields[f"method.{name}"] = value
@@ -226,11 +223,11 @@ def difference(description: dict[str, Any], received: dict[str, Any]) -> str:
     if description["version"] != received["version"]:
         return f"has fedjax_ht {received['version']}, not {description['version']}"
     expected, actual = description["fields"], received["fields"]
-    differences = []
-    for name in sorted(expected | actual):
-        if expected.get(name) != actual.get(name):
-            differences.append(f"{name} {actual.get(name)!r}, not {expected.get(name)!r}")
-    return f"has another config: {', '.join(differences[:3])}" if differences else ""
+    lines = [
+        f"{name} {actual.get(name)!r}, not {expected.get(name)!r}"
+        for name in differing(expected, actual)
+    ]
+    return f"has another config: {', '.join(lines[:3])}" if lines else ""
 
 
 def task_as_json(task: Task) -> dict[str, Any]:
