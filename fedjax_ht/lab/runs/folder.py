@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
 from fedjax_ht.check.names import short
@@ -253,16 +254,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def deeper(value: Any, levels: int) -> bool:
     """Returns whether JSON objects and arrays are nested in more than `levels` levels."""
-    layer = [value]
-    for _ in range(levels + 1):
-        inner: list[Any] = []
-        for part in layer:
-            if isinstance(part, dict):
-                inner += part.values()
-            elif isinstance(part, list):
-                inner += part
-        layer = inner
-    return bool(layer)
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(deeper(each, levels - 1) for each in inner)
 
 
 def write_json(path: Path, content: Mapping[Any, Any]) -> None:
@@ -286,15 +281,9 @@ def naming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
     """Returns {"a.b": 1} for {"a": {"b": 1}}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+    return flatten_dict(tree, sep=".")
 
 
 def is_primary() -> bool:
