@@ -40,9 +40,6 @@ class Board:
     def stop(self) -> None:
         self.is_stopping = True
 
-    def resume(self) -> None:
-        self.is_stopping = False
-
 
 class TaskDied(OSError):
     """The process or the machine of a task died too often. One line."""
@@ -142,10 +139,6 @@ class RayCluster:
     def stop(self) -> None:
         """Makes tasks end after their round; those that have not begun train nothing."""
         self._asked(self._board.stop)
-
-    def resume(self) -> None:
-        """Lets later tasks train, after all that were stopped have ended."""
-        self._asked(self._board.resume)
 
     def _asked(self, method: Any) -> Any:
         """Returns the result of a method of the board."""

@@ -75,10 +75,6 @@ Train = Callable[[int, Mapping[str, Path], Done], None]
 checkpoint."""
 
 
-class UntraceableSetting(Exception):
-    """A setting cannot vary within a program."""
-
-
 def searched(
     config: Config,
     labels: Sequence[str],
@@ -132,17 +128,10 @@ def searched(
             )
         write_folder(folder)
 
-        def search(trace: bool) -> SearchResult:
-            train = trainer(experiment, workdir, trace=trace, tasks=tasks, tell=tell, caught=caught)
+        with once_started():
+            train = trainer(experiment, workdir, tasks=tasks, tell=tell, caught=caught)
             result = _halved(list(experiment.runs), at, workdir, train=train, tell=tell)
             return result._replace(score=score_of_task(experiment.dataset.task))
-
-        with once_started():
-            try:
-                return search(trace=True)
-            except (jax.errors.ConcretizationTypeError, UntraceableSetting):
-                tell("a setting cannot vary within a program, so every point compiles its own")
-                return search(trace=False)
 
 
 def _halved(
@@ -402,7 +391,6 @@ def trainer(
     experiment: Plan,
     workdir: Path,
     *,
-    trace: bool,
     tasks: Tasks | None,
     tell: Callable[[str], None],
     caught: Sequence[int],
@@ -412,13 +400,12 @@ def trainer(
     Args:
       experiment: the plan, with the points as its entries.
       workdir: the search's folder.
-      trace: False compiles each point separately.
       tasks: trains the points as tasks of a cluster; None trains them here, one after another.
       tell: called with a message about every point.
       caught: numbers of caught signals; any of them stops the search once the round in progress is
         saved.
     """
-    points = {run.label: run for family in families(experiment, trace) for run in family}
+    points = {run.label: run for family in families(experiment) for run in family}
 
     def hear(kind: str, *what: Any) -> None:
         if kind == "warn":
@@ -433,7 +420,7 @@ def trainer(
         pickled, calls = pickle.dumps(experiment.config), {}
         for label in filter(folders.__contains__, points):
             place = Path(os.path.abspath(folders[label]))
-            calls[label] = (point_task, pickled, trace, label, rounds, place)
+            calls[label] = (point_task, pickled, label, rounds, place)
 
         assert tasks is not None
         tasks.play(experiment, workdir, calls, notify=hear, caught=caught, done=done)
@@ -443,14 +430,13 @@ def trainer(
     return train_here if tasks is None else train_far
 
 
-def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
+def families(experiment: Plan) -> list[list[Run]]:
     """Returns the runs of an experiment's points by program, one family each.
 
     The runs of a family share one method, whose functions take the varying settings as arguments.
 
     Args:
       experiment: the experiment, with the points as its entries.
-      trace: False compiles each point separately.
     """
     runs = experiment.runs
     settings = {label: _settings(run) for label, run in runs.items()}
@@ -461,7 +447,7 @@ def families(experiment: Plan, trace: bool = True) -> list[list[Run]]:
         for key in differing:
             # another model needs another program, and so does another integer
             is_number = type(values.get(key)) is float and not key.startswith("model.")
-            if trace and is_number and _may_vary(runs[label], key):
+            if is_number and _may_vary(runs[label], key):
                 varying.append(key)
         fixed = repr({key: value for key, value in values.items() if key not in varying})
         alike.setdefault((runs[label].entry.method, tuple(varying), fixed), []).append(label)
@@ -527,12 +513,21 @@ def _may_vary(run: Run, key: str) -> bool:
 def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Sequence[int]) -> Runs:
     """Trains a point up to a number of rounds, as `play` trains a run, and returns its rows.
 
-    It does not end early, draws no maps, and keeps only the newest checkpoint.
+    It does not end early, draws no maps, and keeps only the newest checkpoint. A point whose
+    settings cannot vary within a program has a program of its own.
     """
     alone = typed_config(run.config)
     alone.update(rounds=rounds, give_up=None)
     alone.update({"evaluate.patience": None, "checkpoint.keep": 1, "report.maps": "none"})
-    runs = play(run._replace(config=alone), folder, notify, caught)
+    run = run._replace(config=alone)
+    try:
+        runs = play(run, folder, notify, caught)
+    except jax.errors.ConcretizationTypeError:
+        if not run.settings:
+            raise
+        notify("warn", f"{run.label} compiles its own program: a setting cannot vary within one")
+        plain = run._replace(method=run.method.at(run.settings), settings=())
+        runs = play(plain, folder, notify, caught)
     # its folder may have more rows, from a search with halvings at other rounds
     return up_to(runs, rounds)
 
@@ -540,7 +535,6 @@ def train_point(run: Run, rounds: int, folder: Path, notify: Notify, caught: Seq
 def point_task(
     place: Workplace,
     config: bytes,
-    trace: bool,
     label: str,
     rounds: int,
     folder: Path,
@@ -551,18 +545,15 @@ def point_task(
     See `train_point` and `tasks.train_task` for the arguments.
     """
     with in_place(place, report) as (notify, caught):
-        run = kept(_built_points, config, trace)[label]
+        run = kept(_built_points, config)[label]
         try:
             with jax.default_matmul_precision(run.config.precision):
                 return train_point(run, rounds, folder, notify, caught)
         except Interrupted:
             return None
-        except jax.errors.ConcretizationTypeError as error:
-            # the original error holds parts of a trace, which cannot leave this process
-            raise UntraceableSetting(str(error).partition("\n")[0]) from None
 
 
-def _built_points(config: bytes, trace: bool) -> dict[str, Run]:
+def _built_points(config: bytes) -> dict[str, Run]:
     """Builds the points of a pickled config."""
-    every = families(plan(pickle.loads(config)), trace)
+    every = families(plan(pickle.loads(config)))
     return {run.label: run for family in every for run in family}

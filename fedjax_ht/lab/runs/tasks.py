@@ -68,16 +68,51 @@ class Tasks(NamedTuple):
         caught: Sequence[int],
         done: Callable[[Any, Any], None],
     ) -> None:
-        """Runs tasks of an experiment to their end, see `play_tasks`.
+        """Runs tasks of an experiment to their end.
 
-        The functions of `calls` also get the run's `Workplace` first.
+        Args:
+          experiment: the experiment.
+          workdir: the run's folder.
+          calls: key of a task -> its function and arguments; the function also gets the run's
+            `Workplace` first and a `Report` last.
+          notify: called with the rows and messages of all tasks.
+          caught: numbers of caught signals; any of them stops all tasks.
+          done: called with the key and the result of each task.
+
+        Raises:
+          Exception: the first error of a task, after the others have saved and stopped.
         """
         if not calls:
             return
         cluster = self.open_cluster()
         place = workplace(experiment, workdir, self.config_file, cluster.accelerated)
-        placed = {key: (call[0], place, *call[1:]) for key, call in calls.items()}
-        play_tasks(cluster, placed, notify, caught, done)
+        waiting = {}
+        for key, (function, *arguments) in calls.items():
+            waiting[cluster.submit(function, place, *arguments)] = key
+        failure: Exception | None = None
+        is_stopping = False
+
+        def pass_on() -> None:
+            for event in cluster.events():
+                if event[0] in ("row", "warn", "stage"):  # other events only ask whether to stop
+                    notify(*event)
+
+        while waiting:
+            pass_on()
+            if (caught or failure) and not is_stopping:
+                cluster.stop()
+                is_stopping = True
+            for handle in cluster.finished(list(waiting), POLL):
+                key = waiting.pop(handle)
+                try:
+                    result = cluster.result(handle)
+                    if result is not None:
+                        done(key, result)
+                except Exception as error:
+                    failure = failure or error
+        pass_on()
+        if failure is not None:
+            raise failure
 
 
 class Workplace(NamedTuple):
@@ -224,53 +259,6 @@ def train_task(
             runs = play(run, folder, notify, caught, trial=trial)
         programs = environment() | own_code(run)
     return Outcome(runs, programs)
-
-
-def play_tasks(
-    cluster: RayCluster,
-    calls: Mapping[Any, tuple],
-    notify: Notify,
-    caught: Sequence[int],
-    done: Callable[[Any, Any], None],
-) -> None:
-    """Runs tasks to their end.
-
-    Args:
-      cluster: the machines that run them.
-      calls: key of a task -> its function and arguments; the function also gets a `Report` last.
-      notify: called with the rows and messages of all tasks.
-      caught: numbers of caught signals; any of them stops all tasks.
-      done: called with the key and the result of each task.
-
-    Raises:
-      Exception: the first error of a task, after the others have saved and stopped.
-    """
-    cluster.resume()  # a search goes on after some errors
-    waiting = {cluster.submit(*call): key for key, call in calls.items()}
-    failure: Exception | None = None
-    is_stopping = False
-
-    def pass_on() -> None:
-        for event in cluster.events():
-            if event[0] in ("row", "warn", "stage"):  # other events only ask whether to stop
-                notify(*event)
-
-    while waiting:
-        pass_on()
-        if (caught or failure) and not is_stopping:
-            cluster.stop()
-            is_stopping = True
-        for handle in cluster.finished(list(waiting), POLL):
-            key = waiting.pop(handle)
-            try:
-                result = cluster.result(handle)
-                if result is not None:
-                    done(key, result)
-            except Exception as error:
-                failure = failure or error
-    pass_on()
-    if failure is not None:
-        raise failure
 
 
 def is_trained(folder: Path, config: Config) -> bool:

@@ -1,6 +1,7 @@
 """Runs on a cluster: a driver with an inline cluster, and Ray itself, where it is installed."""
 
 import copy
+import functools
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.runs import ray_cluster, run, tasks
-from fedjax_ht.lab.runs.tasks import Outcome, Tasks, note_runs, play_tasks
+from fedjax_ht.lab.runs.tasks import Outcome, Tasks, note_runs
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from tests.runs import ROOT, metrics
 
@@ -51,9 +52,6 @@ class Inline:
 
     def stop(self):
         self.is_stopping = True
-
-    def resume(self):
-        self.is_stopping = False
 
 
 @pytest.fixture
@@ -98,8 +96,15 @@ def test_tasks_of_one_process_share_what_they_build_and_keep_the_last_alone():
     tasks.kept.cache_clear()
 
 
-def test_the_first_error_comes_when_the_others_have_stopped(inline):
-    def task(name, report):
+@pytest.fixture
+def play(inline, monkeypatch):
+    """Runs tasks of an experiment that they do not look at."""
+    monkeypatch.setattr(tasks, "workplace", lambda *_: None)
+    return functools.partial(Tasks(lambda: inline, None).play, None, None, notify=print)
+
+
+def test_the_first_error_comes_when_the_others_have_stopped(play):
+    def task(place, name, report):
         if name == "bad":
             raise ValueError("no such thing")
         return name
@@ -107,15 +112,12 @@ def test_the_first_error_comes_when_the_others_have_stopped(inline):
     done = {}
     with pytest.raises(ValueError, match="no such thing"):
         calls = {name: (task, name) for name in ("good", "bad", "late")}
-        play_tasks(inline, calls, notify=print, caught=[], done=done.__setitem__)
+        play(calls, caught=[], done=done.__setitem__)
     assert done == {"good": "good"}
-    # a search goes on after some failures
-    play_tasks(inline, {"later": (task, "good")}, notify=print, caught=[], done=done.__setitem__)
-    assert done == {"good": "good", "later": "good"}
 
 
-def test_a_signal_stops_all_tasks(inline):
-    play_tasks(inline, {0: (print,)}, notify=print, caught=[2], done=pytest.fail)
+def test_a_signal_stops_all_tasks(play, inline):
+    play({0: (print,)}, caught=[2], done=pytest.fail)
     assert inline.is_stopping
 
 

@@ -120,7 +120,25 @@ def test_points_that_differ_in_numbers_share_a_program(config):
     experiment = plan(only(config, entries))
     groups = [[run.label for run in family] for family in families(experiment)]
     assert groups == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
-    assert len(families(experiment, trace=False)) == 6
+
+
+def test_a_point_whose_setting_decides_a_branch_compiles_its_own_program(config, tmp_path):
+    def branching(training: LocalTraining, weight: float = 1.0) -> Method:
+        base = METHODS["local"](training)
+
+        def client_update(*arguments):
+            assert weight >= 0.0  # with a traced number it cannot be decided
+            return base.client_update(*arguments)
+
+        return base._replace(name="branching", client_update=client_update)
+
+    labels, lines = ["branching:weight=0.1", "branching:weight=1.0"], []
+    config.rounds = 1
+    with mock.patch.dict(FACTORIES, branching=branching):
+        result = run(config, tmp_path, 0, labels, tell=lines.append)
+    assert list(result.scores[1]) == labels and len(set(result.scores[1].values())) == 1
+    for label in labels:
+        assert f"{label} compiles its own program: a setting cannot vary within one" in lines
 
 
 def test_points_of_other_batches_or_epochs_have_programs_of_their_own(config):
