@@ -23,9 +23,9 @@ import jax
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_ht.check.packages import needing
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.public import private_indices
@@ -212,15 +212,12 @@ def _facts(described: Description) -> Bullets:
 def _chosen(dataset: Dataset) -> list[int]:
     """Draws samples from all classes in turn."""
     rng = np.random.default_rng(0)
-    chosen: list[int] = []
-    queues = []
+    of_classes = []
     for label in rng.permutation(np.unique(dataset.labels))[:SAMPLES]:
-        queues.append(rng.permutation(np.flatnonzero(dataset.labels == label)).tolist())
-    while queues and len(chosen) < SAMPLES:
-        queue = queues.pop(0)
-        chosen.append(queue.pop())
-        if queue:
-            queues.append(queue)
+        drawn = rng.permutation(np.flatnonzero(dataset.labels == label))
+        of_classes.append(drawn[:SAMPLES].tolist())
+    turns = itertools.chain(*itertools.zip_longest(*of_classes))
+    chosen = [index for index in turns if index is not None][:SAMPLES]
     return sorted(chosen, key=lambda index: (dataset.labels[index], index))
 
 
@@ -247,16 +244,12 @@ def _samples(dataset: Dataset, described: Description) -> str:
 
 
 def _image(dataset: Dataset, index: int) -> str:
-    with needing("showing images"):
-        from PIL import Image
-
     pixels = np.asarray(dataset.inputs[index])
-    if pixels.dtype != np.uint8:
-        pixels = np.clip(pixels * 255, 0, 255).astype(np.uint8)
-    if pixels.shape[-1] not in (1, 3):
-        pixels = pixels[..., :1]
+    if pixels.shape[-1] != 3:
+        pixels = pixels[..., 0]
+    white = 255 if pixels.dtype == np.uint8 else 1
     file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    imsave(file, np.clip(pixels, 0, white), cmap="gray", vmin=0, vmax=white, format="png")
     return document.image(file.getvalue(), "png", f"sample {index}")
 
 
