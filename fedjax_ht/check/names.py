@@ -101,10 +101,10 @@ def kind_of_value(value: object) -> str:
     return with_article(f"{package}.{kind.__name__}")
 
 
-def listed_clients(ids: Iterable[int]) -> str:
-    """Returns "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"."""
+def listed_clients(ids: Iterable[int | str], most: int | None = 5) -> str:
+    """Returns "client 2" or "clients 0, 1, 2, 3, 4 and 7 more"; names all if `most` is None."""
     names = list(map(str, ids))
-    return f"client{'s' if len(names) > 1 else ''} {listed(names)}"
+    return f"client{'s' if len(names) > 1 else ''} {listed(names, most or len(names))}"
 
 
 def short(value: object, length: int = 60) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.check.names import listed_clients
 from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.compiling import compiled
 from fedjax_ht.core.context import Turn
@@ -31,7 +32,6 @@ from fedjax_ht.deploy.noise import LEDGER_FILE, Noise, read_ledger, update_noise
 from fedjax_ht.deploy.plan import Plan, description, make_models, task_from_json
 from fedjax_ht.deploy.samples import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
-from fedjax_ht.lab.report.bad_clients import named
 from fedjax_ht.lab.runs.folder import read_json, write_json
 from fedjax_ht.simulation.engine import first_server
 from fedjax_ht.simulation.serving import run_server
@@ -92,7 +92,7 @@ def all_headers(plan: Plan, transport: Transport, folder: Path) -> ClientHeaders
             f"{', '.join(map(str, missing))}"
         )
     if absent := sorted(set(headers) - set(present)):
-        transport.tell(f"continuing without {named(absent)}: unreachable")
+        transport.tell(f"continuing without {listed_clients(absent, None)}: unreachable")
     _refuse_unlike([*sorted(headers.items()), *sorted(present.items())])
     if not known:
         write_clients(folder / CLIENTS_FILE, headers)

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Hashable, Iterator, Sequence
 
-from fedjax_ht.check.names import listed
+from fedjax_ht.check.names import listed_clients
 from fedjax_ht.lab.report.rows import reporting, values
 from fedjax_ht.simulation.history import merged
 from fedjax_ht.simulation.rows import Row, Runs
@@ -61,12 +61,6 @@ def outliers(far_off: Sequence[tuple[int, float]], most: int = MOST_NAMED) -> st
     return ", ".join(names)
 
 
-def named(ids: Sequence[int | str], most: int | None = None) -> str:
-    """Names clients: "client 2", or "clients 2, 15"; at most the first `most`."""
-    clients = listed(list(map(str, ids)), most or len(ids))
-    return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
-
-
 TROUBLES = {
     "not_finite": "not finite, excluded from the round: {}",
     "server_finite": "the server's step was not finite; its last state was kept",
@@ -104,7 +98,7 @@ class Notes:
                     new.append(client)
             if not new:
                 continue
-            names = named(new)
+            names = listed_clients(new, None)
             if key == "far_off":
                 names = outliers([pair for pair in row[key] if int(pair[0]) in new], len(new))
             lines.append(text.format(names))
@@ -127,7 +121,7 @@ def troubles(runs: Runs) -> Iterator[str]:
         first = rows[0]
         place = f"{in_rounds(rows)}, first in round {first['round']} (trial {first['trial']})"
         factors = f": {outliers(first[key])}" if key == "far_off" else ""
-        yield f"{text.format(named(clients))}; {place}{factors}"
+        yield f"{text.format(listed_clients(clients, None))}; {place}{factors}"
 
 
 def place_of(label: str, row: Row, trials: int) -> str:

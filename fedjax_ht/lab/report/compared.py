@@ -17,10 +17,17 @@ from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.results import Aim
 from fedjax_ht.lab.report.rows import are_evaluated, score_in
-from fedjax_ht.lab.report.statistics import Difference, best_scores, lead_of, listed, means_of
+from fedjax_ht.lab.report.statistics import (
+    Difference,
+    best_scores,
+    lead_of,
+    listed,
+    means_of,
+    seeds,
+)
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
 from fedjax_ht.lab.runs.folder import flatten, naming, read_json, write_json
-from fedjax_ht.lab.runs.identity import SHA, Identity, differences, read_identity, some
+from fedjax_ht.lab.runs.identity import SHA, Identity, differences, is_sum, read_identity, some
 from fedjax_ht.lab.runs.method import ending_of
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
@@ -281,10 +288,10 @@ def shared_by(identities: Mapping[str, Identity], rounds: Mapping[str, int]) -> 
       rounds: label -> number of rounds that the entry has completed.
     """
     first = next(iter(identities.values()))
-    kind, seeds = first.split["kind"], split_seeds(first.split, first.trials)
+    kind, of_split = first.split["kind"], split_seeds(first.split, first.trials)
     texts = {
         "data": f"data {first.data['name']}{_sum(first.data)}",
-        "split": f"split {kind} of {seeds}{_sum(first.split)}",
+        "split": f"split {kind} of {of_split}{_sum(first.split)}",
         "models": f"models {first.models['group']}",
         "training": "training",
         "options": "the federation's options",
@@ -313,10 +320,9 @@ def split_seeds(split: Mapping[str, Any], trials: int) -> str:
       split: fields of `config.partition`.
       trials: number of trials.
     """
-    first = split["seed"]
     if split["per_trial"] and trials > 1:
-        return f"seeds {first} to {first + trials - 1}, one a trial"
-    return f"seed {first}"
+        return f"{seeds(split['seed'], trials)}, one a trial"
+    return seeds(split["seed"], 1)
 
 
 def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -338,8 +344,7 @@ def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _value(name: str, value: Any) -> str:
-    is_sum = name.endswith(SHA) or name.startswith("files.")
-    return str(value)[:12] if is_sum else str(value)
+    return str(value)[:12] if is_sum(name) else str(value)
 
 
 def _sum(values: Mapping[str, Any]) -> str:

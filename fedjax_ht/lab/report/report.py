@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.check.docstrings import first_paragraph
+from fedjax_ht.check.names import listed_clients
 from fedjax_ht.core.user_code import names_object
 from fedjax_ht.data.partition import PARTITIONS, PLANS, class_counts
 from fedjax_ht.lab.config.base import method_summary
@@ -24,14 +25,14 @@ from fedjax_ht.lab.config.typed import to_plain, unusual
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.readers.description import describe, grouped_by, kind_of
 from fedjax_ht.lab.report import document
-from fedjax_ht.lab.report.bad_clients import in_rounds, named, troubles
+from fedjax_ht.lab.report.bad_clients import in_rounds, troubles
 from fedjax_ht.lab.report.compared import Compared, Page, differing, split_seeds, unequal_lines
 from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, folded
 from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, scores_of_clients
 from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, seconds_of
 from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
-from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed
+from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed, seeds
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.environment import lines as environment_lines
@@ -43,7 +44,6 @@ from fedjax_ht.simulation.rows import Runs, evaluated
 
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # minimum distance of a far client from the box, in percentage points
-MOST_NAMED = 5  # clients
 FALL = 0.03  # drop of accuracy from the best round to the last
 
 
@@ -78,7 +78,7 @@ def late(runs: Runs) -> Iterator[str]:
     """Yields a message if uploads missed the deadline."""
     rows = reporting(merged(runs), "late")
     if rows:
-        clients = named(sorted(set().union(*values(rows, "late"))))
+        clients = listed_clients(sorted(set().union(*values(rows, "late"))), None)
         used = any(values(merged(runs), "arrived_late"))
         outcome = "arrived in a later round" if used else "were lost"
         yield f"uploads of {clients} came after the deadline {in_rounds(rows)} and {outcome}"
@@ -114,7 +114,7 @@ def far_clients(runs: Runs) -> Iterator[str]:
                 if distance[i] > reach:
                     far.append(f"{ids[i]} ({accuracy[i]:{form}}{score.unit})")
             if far:
-                yield f"far {end} {score.name} than the others{place}: {named(far, MOST_NAMED)}"
+                yield f"far {end} {score.name} than the others{place}: {listed_clients(far)}"
 
 
 def falls(runs: Runs) -> Iterator[str]:
@@ -143,14 +143,12 @@ def setting(experiment: Plan, labels: Iterable[str] | None = None) -> str:
     public = ""
     if experiment.dataset.public_set is not None:
         public = f" {experiment.dataset.public_set.samples} samples are public."
-    seeds = f"seed {config.seed}"
-    if config.trials > 1:
-        seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"
     return (
         f"{config.partition.num_clients} clients on {experiment.dataset.name}"
         f"{participation(config)}. {holdings(experiment)} {split(config)}{public} "
         f"Models: {', '.join(architectures(experiment, labels))}. "
-        f"Training: {trained(experiment, labels)}. {config.rounds} rounds, {seeds}."
+        f"Training: {trained(experiment, labels)}. {config.rounds} rounds, "
+        f"{seeds(config.seed, config.trials)}."
         f"{options(config)}{devices.described(config.devices_profile)}"
     )
 
@@ -202,9 +200,9 @@ def _span(counts: np.ndarray) -> str:
 
 def split(config: Config) -> str:
     """Describes the split in a sentence, with its options and seeds."""
-    seeds = split_seeds(to_plain(config.partition), config.trials)
+    of_split = split_seeds(to_plain(config.partition), config.trials)
     about = first_paragraph((PLANS | PARTITIONS)[config.partition.kind].__doc__)
-    return f"Split {bound_to(config)[1]} ({seeds}): {about}"
+    return f"Split {bound_to(config)[1]} ({of_split}): {about}"
 
 
 def architectures(experiment: Plan, labels: Iterable[str]) -> list[str]:

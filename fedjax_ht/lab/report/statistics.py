@@ -159,21 +159,21 @@ def scores_by_round(histories: Mapping[str, Runs]) -> dict[str, Trials]:
     rounds = {"best": tops, "by validation": chosen, "last": lasts}
     if len(chosen) < len(histories):  # an entry has a trial without validation sets
         del rounds["by validation"]
-    names: list[list[str]] = []
-    distinct: list[Trials] = []
-    for name, scores in rounds.items():
-        if scores in distinct:
-            names[distinct.index(scores)].append(name)
-        else:
-            names.append([name])
-            distinct.append(scores)
-    return {listed(equal): scores for equal, scores in zip(names, distinct)}
+    merged = {}
+    for scores in rounds.values():
+        merged[listed([name for name, other in rounds.items() if other == scores])] = scores
+    return merged
 
 
 def listed(names: Sequence[str]) -> str:
     """Joins names as in a sentence: "a, b and c" for ["a", "b", "c"]."""
     *before, last = names
     return f"{', '.join(before)} and {last}" if before else last
+
+
+def seeds(first: int, count: int) -> str:
+    """Names consecutive seeds: "seed 1" or "seeds 1 to 3"."""
+    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
 def differences_to(baseline: str, histories: Mapping[str, Runs]) -> Document:

@@ -123,11 +123,17 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
             fields["data.name"] = fields["data.name"].partition(":")[0]
     lines = []
     for name in differing(before, now):
-        is_unknown = None in (before.get(name), now.get(name))  # a missing file has no checksum
-        is_sum = name.endswith(SHA) or name.startswith("files.")
-        if not (is_sum and is_unknown):
-            lines.append(f"{name} {_shown(before.get(name))} instead of {_shown(now.get(name))}")
+        there, here = before.get(name), now.get(name)
+        if not is_sum(name):
+            lines.append(f"{name} {there!r} instead of {here!r}")
+        elif there and here:  # a missing file has no checksum
+            lines.append(f"{name} {there[:12]} instead of {here[:12]}")
     return lines
+
+
+def is_sum(name: str) -> bool:
+    """Returns whether a flat field of an identity is a checksum."""
+    return name.endswith(SHA) or name.startswith("files.")
 
 
 def _settings(identity: Identity) -> dict[str, Any]:
@@ -135,12 +141,6 @@ def _settings(identity: Identity) -> dict[str, Any]:
     for name in ("rounds", "ended", "versions"):
         del fields[name]
     return flatten(fields)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    is_sum = isinstance(value, str) and len(value) == 64
-    return value[:12] if is_sum else text
 
 
 def write_identity(identity: Identity, folder: Path) -> None:

@@ -28,6 +28,7 @@ from fedjax_ht.lab.config.sections import Config, folder_of
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.rows import ACCURACY, Score, score_in, score_of_task, tops_of, up_to
+from fedjax_ht.lab.report.statistics import seeds
 from fedjax_ht.lab.runs.folder import (
     locked,
     naming,
@@ -287,15 +288,11 @@ def budget(config: Config, points: int, halvings: int) -> str:
     """Describes the cost of a search."""
     trained = config.trials * rounds_trained(points, rungs(config.rounds, halvings))
     count = config.trials if config.partition.per_trial else 1
-    splits = f"{count} split{'s' * (count > 1)} of {_seeds(config.partition.seed, count)}"
+    splits = f"{count} split{'s' * (count > 1)} of {seeds(config.partition.seed, count)}"
     return (
         f"{points} settings, {trained} rounds of training, by validation on {splits}, "
-        f"{_seeds(config.seed, config.trials)}"
+        f"{seeds(config.seed, config.trials)}"
     )
-
-
-def _seeds(first: int, count: int) -> str:
-    return f"seed {first}" if count == 1 else f"seeds {first} to {first + count - 1}"
 
 
 @checked
