@@ -20,7 +20,8 @@ from absl import app, flags
 
 from experiments.leaks import inversion
 from experiments.leaks_of_runs import Inversions, invert, memberships
-from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
+from experiments.leaks_table import Inverted, Row, add, markdown, picture
+from experiments.rows import read_rows
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.runs.evaluate import load_run
@@ -145,7 +146,7 @@ def attacked(label: str, requested: Inversions, path: Path | None, experiment: P
 def main(_) -> None:
     options, path = flags.FLAGS, _CSV.value and Path(_CSV.value)
     if path and not options.workdir:
-        print(markdown(read(path)))
+        print(markdown(read_rows(path, Row)))
         return
     if not options.workdir or not _ATTACK.value:
         raise ValueError("give --workdir and --attack, or --csv alone; see --help")

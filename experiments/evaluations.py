@@ -1,6 +1,5 @@
 """Evaluations of many runs in one CSV, their best rounds and curves; and published numbers."""
 
-import csv
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.rows import grouped, write_rows
+from experiments.rows import grouped, read_lines, write_rows
 from fedjax_ht.lab.report.plots import FEW, draw_accuracy, legend, rounds_evaluated, subplots
 from fedjax_ht.lab.report.rows import PARTICIPANTS, Score, values
 from fedjax_ht.simulation.history import best_by, wire_bytes
@@ -105,10 +104,9 @@ def read_evaluations(path: Path) -> list[Run]:
     rows without an evaluation.
     """
     histories = defaultdict(list)
-    with path.open(newline="") as file:
-        for cells in csv.DictReader(file):
-            history = histories[cells["dataset"], cells["method"], int(cells["seed"])]
-            history += rows_from(cells)
+    for cells in read_lines(path):
+        history = histories[cells["dataset"], cells["method"], int(cells["seed"])]
+        history += rows_from(cells)
     return [Run(*names, history, {}) for names, history in histories.items()]
 
 
@@ -131,13 +129,8 @@ def rows_from(cells: Mapping[str, str]) -> list[Row]:
 
 def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
     """Reads published numbers: (dataset, method) -> CSV rows, one per source; {} without path."""
-    published = defaultdict(list)
-    if path is None:
-        return published
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            published[row["dataset"], row["method"]].append(row)
-    return published
+    rows = [] if path is None else read_lines(Path(path))
+    return grouped(rows, operator.itemgetter("dataset", "method"))
 
 
 def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:

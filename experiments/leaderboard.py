@@ -12,9 +12,7 @@ finds out which methods cannot run in the settings, and why (leaderboard_unfit.c
 of the page between two marks changes.
 """
 
-import csv
 import functools
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +29,10 @@ from experiments.leaderboard_rows import (
     rows_of_runs,
     standings,
 )
+from experiments.paper_manifest import filled, read_toml
 from experiments.paper_parts import wrapped
 from experiments.paper_tables import around_marks
-from experiments.rows import write_rows
+from experiments.rows import read_lines, write_rows
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.config.base import typed_config
@@ -100,19 +99,16 @@ def read_settings(results: Path) -> tuple[list[Setting], dict[str, str]]:
       ValueError: a field is missing or unknown. One line.
     """
     path = results / "leaderboard.toml"
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
-    try:
-        return [Setting(**table) for table in content["settings"]], content["marks"]
-    except TypeError as error:
-        raise ValueError(f"{path}: {error}") from None
+    content = read_toml(path)
+    settings = [filled(Setting, table, path.name) for table in content["settings"]]
+    return settings, content["marks"]
 
 
 def read_unfit(results: Path) -> dict[str, dict[str, str]]:
     """Reads which methods cannot run: config -> method -> what it needs."""
     unfit: dict[str, dict[str, str]] = {}
-    with (results / UNFIT).open(newline="") as file:
-        for row in csv.DictReader(file):
-            unfit.setdefault(row["config"], {})[row["method"]] = row["needs"]
+    for row in read_lines(results / UNFIT):
+        unfit.setdefault(row["config"], {})[row["method"]] = row["needs"]
     return unfit
 
 

@@ -1,6 +1,5 @@
 """Rows of the leaderboard: what runs add to a setting's CSV, and its ranks, intervals and costs."""
 
-import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.rows import grouped, write_rows
+from experiments.rows import grouped, read_lines, write_rows
 from experiments.run_folders import runs_of, unequal_rows
 from fedjax_ht.check.options import search_ranges
-from fedjax_ht.lab.config.base import method_options, typed_config
+from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.config_files import read_config_file
-from fedjax_ht.lab.config.entries import BASELINE, changes, presets_of
+from fedjax_ht.lab.config.entries import BASELINE, changes, presets_of, recorded
 from fedjax_ht.lab.config.sections import Config, Entry
 from fedjax_ht.lab.config.typed import to_json
 from fedjax_ht.lab.report.rows import MACRO_F1
@@ -102,10 +101,9 @@ def read_trials(path: Path) -> Trials:
     Raises:
       ValueError, OSError: not all methods have the same trials. One line.
     """
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
     trials: Trials = {}
-    for (method, *_), rows in grouped(lines, itemgetter("method", "seed", "split")).items():
+    by_trial = grouped(read_lines(path), itemgetter("method", "seed", "split"))
+    for (method, *_), rows in by_trial.items():
         trials.setdefault(method, []).append(read_trial(rows))
     seeds = {tuple((trial.seed, trial.split) for trial in each) for each in trials.values()}
     if len(seeds) > 1:
@@ -257,14 +255,7 @@ def settings_text(entry: Mapping[str, Any]) -> str:
 
     They are written as in an entry: "mu=0.75:training.learning_rate=0.11".
     """
-    settings = {}
-    for name, parameter in method_options(entry["method"]).items():
-        value = entry["options"].get(name)
-        if value != json.loads(json.dumps(parameter.default)):
-            settings[name] = value
-    for part in ("training", "model"):
-        settings |= {f"{part}.{name}": value for name, value in entry[part].items()}
-    return ":".join(f"{name}={value}" for name, value in settings.items())
+    return ":".join(f"{name}={value}" for name, value in changes(recorded(entry)).items())
 
 
 def add_runs(path: Path, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
@@ -276,9 +267,8 @@ def add_runs(path: Path, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
     """
     kept: list[Sequence[Any]] = []
     if path.exists():
-        with path.open(newline="") as file:
-            lines = list(csv.DictReader(file))
-        kept = [[line[name] for name in COLUMNS] for line in lines if line["method"] not in rows]
+        lines = [line for line in read_lines(path) if line["method"] not in rows]
+        kept = [[line[name] for name in COLUMNS] for line in lines]
     samples = {}
     for row in [*kept, *(row for of_method in rows.values() for row in of_method)]:
         method, seed, split = row[:3]

@@ -1,6 +1,5 @@
 """Results of `experiments.attack`: rows of a CSV, Markdown tables of them, and pictures."""
 
-import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.rows import column, grouped, write_rows
+from experiments.rows import column, grouped, read_rows, write_rows
 from fedjax_ht.lab.report.document import Document, Table, table_of
 from fedjax_ht.lab.report.plots import save, subplots
 
@@ -68,42 +67,10 @@ class Inverted(NamedTuple):
     real: np.ndarray
 
 
-FIRST = Row(0, "", "", 0)
-NEEDED = Row._fields[: -len(Row._field_defaults)]
-NUMBER_OR_NONE = ("psnr", "ssim", "auc", "epsilon")
-
-
 def add(rows: Iterable[Row], path: Path) -> None:
     """Appends rows to those in the file."""
-    before = read(path) if path.exists() else []
+    before = read_rows(path, Row) if path.exists() else []
     write_rows(path, Row._fields, [*before, *rows])
-
-
-def read(path: Path) -> list[Row]:
-    """Reads the rows that `add` wrote; columns missing in earlier versions have their defaults.
-
-    Raises:
-      ValueError, OSError: there is no such file, or it is of another kind. One line.
-    """
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        columns = reader.fieldnames or ()
-        if not set(NEEDED) <= set(columns) <= set(Row._fields):
-            raise ValueError(
-                f"{path} has the columns {reader.fieldnames}; expected {', '.join(Row._fields)}"
-            )
-        return list(map(row_of, reader))
-
-
-def row_of(cells: Mapping[str, str]) -> Row:
-    """Returns the row in a line of a file."""
-    values = {}
-    for name, text in cells.items():
-        if name in NUMBER_OR_NONE:
-            values[name] = float(text) if text else ""
-        else:
-            values[name] = type(getattr(FIRST, name))(text)
-    return Row(**values)
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -10,14 +10,13 @@ mean over all clients is bias, not learning. Prints it for 100, 300 and 500 roun
 run's accuracies, and is read if no --run is given.
 """
 
-import csv
 from pathlib import Path
 
 import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments.rows import write_rows
+from experiments.rows import read_lines, write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.plots import save, subplots
@@ -94,8 +93,7 @@ def read_accuracies(path: Path) -> np.ndarray:
     Raises:
       ValueError: the file has no column accuracy, or that has something other than numbers.
     """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(path)
     if not rows or "accuracy" not in rows[0]:
         raise ValueError(f"{path} has no column accuracy with a row a client")
     return np.array([float(row["accuracy"]) for row in rows])

@@ -18,18 +18,29 @@ def write_rows(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -
     write_whole(path, Table(head, [list(map(cell, row)) for row in rows]).csv())
 
 
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """Reads the rows of a CSV file, as column -> text."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def read_rows(path: Path, kind: type[R]) -> list[R]:
     """Reads the rows of a NamedTuple that `write_rows` wrote.
 
     Raises:
       ValueError: it is another file. One line.
     """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(path)
     if not rows or tuple(rows[0]) != kind._fields:
         raise ValueError(f"{path} must have rows with the columns {', '.join(kind._fields)}")
     kinds = kind.__annotations__
-    return [kind(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
+    return [kind(**{name: _value(kinds[name], text) for name, text in row.items()}) for row in rows]
+
+
+def _value(kind: Any, text: str) -> Any:
+    if kind == float | str:  # a number, or "" for none
+        return float(text) if text else ""
+    return kind(text)
 
 
 def cell(value: Any) -> str:

@@ -3,14 +3,13 @@
 Runs that differ in more are rejected.
 """
 
-import csv
 import operator
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.evaluations import read_evaluations
-from experiments.rows import grouped
+from experiments.rows import grouped, read_lines
 from experiments.run_folders import chosen_score, fields_of, require_score, trial_scores
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, Folder, differing, fixed
@@ -140,8 +139,7 @@ def points_of_file(path: Path, setting: str, value: str, *, score: str, by: str)
     Raises:
       ValueError: the file is of neither kind, has several data sets, or has no such score.
     """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_lines(path)
     head = set(rows[0]) if rows else set()
     trials = []
     if {"entry", "seed", "split", by} <= head and score == "accuracy":

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments import leaks_table
+from experiments.rows import read_rows
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import FAR_OFF
 from tests.experiments.folders import read_csv
@@ -265,7 +266,7 @@ def test_inversions_of_single_images():
     """The page's table is that of the CSV's rows without noise, in the page's order."""
     rows = [
         row
-        for row in leaks_table.read(RESULTS / "leaks.csv")
+        for row in read_rows(RESULTS / "leaks.csv", leaks_table.Row)
         if row.attack != "membership" and row.batch == 1 and not row.noise and not row.unit
     ]
     lines = set((RESULTS / "leaks.md").read_text(encoding="utf-8").splitlines())

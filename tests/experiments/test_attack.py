@@ -19,8 +19,8 @@ from experiments.leaks_table import (
     add,
     markdown,
     picture,
-    read,
 )
+from experiments.rows import read_rows
 from fedjax_ht.core.wire import chain, gaussian_noise
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.runs.evaluate import LoadedRun
@@ -54,7 +54,7 @@ PRIVATE = [
 def test_a_file_holds_what_was_added(tmp_path):
     add(ROWS[:3], tmp_path / "a.csv")
     add([*ROWS[3:], *PRIVATE], tmp_path / "a.csv")
-    assert read(tmp_path / "a.csv") == [*ROWS, *PRIVATE]
+    assert read_rows(tmp_path / "a.csv", Row) == [*ROWS, *PRIVATE]
 
 
 def test_the_table_has_means_and_ends():
@@ -132,8 +132,8 @@ def test_uploads_have_passed_the_transforms_of_the_run():
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match=r"a.csv has the columns \['x', 'y'\]; expected round"):
-        read(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"a\.csv must have rows with the columns round, method"):
+        read_rows(tmp_path / "a.csv", Row)
 
 
 def refused(run_module, *arguments):
@@ -184,7 +184,7 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     )
     done = run_module("attack", run, "--trust", *attack, drawn=True)
     assert done.returncode == 0, done.stderr
-    rows = read(table)
+    rows = read_rows(table, Row)
     inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}
     assert inversions == {(m, s, i) for m, s in SEEN for i in (0, 1)}
     assert {(r.method, r.state) for r in rows if r.attack == "membership"} == {*SEEN} - {
