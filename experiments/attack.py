@@ -21,12 +21,11 @@ from absl import app, flags
 from experiments.leaks import inversion
 from experiments.leaks_of_runs import Inversions, invert, memberships
 from experiments.leaks_table import Inverted, Row, add, markdown, picture
+from experiments.loaded import loaded_entries
 from experiments.rows import read_rows
 from fedjax_ht.check.names import unknown
 from fedjax_ht.lab.cli import orderly_main, parse_flags
-from fedjax_ht.lab.runs.evaluate import load_run
-from fedjax_ht.lab.runs.own_methods import read_trusted_run
-from fedjax_ht.lab.runs.plan import Plan
+from fedjax_ht.lab.runs.evaluate import LoadedRun
 
 # --workdir, --method, --client, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")
@@ -111,21 +110,18 @@ def picture_of(path: Path, method: str, inverted: Inverted) -> Path:
     return path.with_name("_".join(parts) + ".png")
 
 
-def attacked(label: str, requested: Inversions, path: Path | None, experiment: Plan) -> list[Row]:
+def attacked(loaded: LoadedRun, requested: Inversions, path: Path | None) -> list[Row]:
     """Attacks one entry of a run.
 
     Args:
-      label: label of the entry.
+      loaded: the entry.
       requested: inversions; membership is inferred if --attack names it.
       path: path of the CSV, beside which images are drawn; None draws none.
-      experiment: the run's experiment.
 
     Raises:
       ValueError: --method names the entry, but it cannot be inverted.
     """
-    options = flags.FLAGS
-    loaded = load_run(options.workdir, label, trial=options.trial, experiment=experiment)
-    rows = []
+    options, rows = flags.FLAGS, []
     if "membership" in _ATTACK.value:
         rows += memberships(loaded, options.trial, _ROUNDS.value)
     if not requested.searches:
@@ -135,7 +131,7 @@ def attacked(label: str, requested: Inversions, path: Path | None, experiment: P
     except ValueError as error:
         if options.method:
             raise
-        print(f"{label}: {error}", flush=True)  # the other entries are still attacked
+        print(f"{loaded.run.label}: {error}", flush=True)  # the other entries are still attacked
         return rows
     if path and inverted:
         picture(inverted, picture_of(path, loaded.run.entry.method, inverted[0]))
@@ -151,9 +147,8 @@ def main(_) -> None:
     if not options.workdir or not _ATTACK.value:
         raise ValueError("give --workdir and --attack, or --csv alone; see --help")
     requested = inversions_of_flags(options.client or 0, options.trial)
-    experiment = read_trusted_run(Path(options.workdir), options.trust)
-    for label in [options.method] if options.method else experiment.runs:
-        rows = attacked(label, requested, path, experiment)
+    for loaded in loaded_entries():
+        rows = attacked(loaded, requested, path)
         if path:
             add(rows, path)
         print(markdown(rows), flush=True)

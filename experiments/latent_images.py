@@ -26,17 +26,17 @@ from absl import app, flags
 from matplotlib.figure import Figure
 
 from experiments.generator_scores import laplacian_variance, pair_distance, render_all
+from experiments.loaded import loaded_entries
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.generators import Generator, open_generator
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import image_grid, save
-from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
-from fedjax_ht.lab.runs.own_methods import read_trusted_run
+from fedjax_ht.lab.runs.evaluate import LoadedRun
 from fedjax_ht.methods.shared.pair_server import BATCH, Server, latents_of
 from fedjax_ht.methods.shared.units import in_units
 
-# --workdir and --trust are those of fedjax_ht.lab.runs.evaluate.
+# --workdir, --method, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
 _GENERATOR = flags.DEFINE_string("generator", "natural_32", "As of generators.open_generator.")
 _COUNT = flags.DEFINE_integer("count", 10, "Images of each kind without classes.", lower_bound=2)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", allow_override=True)
@@ -182,9 +182,7 @@ def main(_) -> None:
     generator = open_generator(_GENERATOR.value)
     kinds = drawn_vectors(generator, _COUNT.value, _SEED.value)
     if options.workdir:
-        experiment = read_trusted_run(Path(options.workdir), options.trust)
-        for label in experiment.runs:
-            loaded = load_run(options.workdir, label, experiment=experiment)
+        for loaded in loaded_entries():
             kinds |= vectors_of_run(loaded, generator)
         if len(kinds) == DRAWN:
             raise ValueError(f"no entry of the run in {options.workdir} has prototypes")

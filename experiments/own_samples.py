@@ -12,7 +12,6 @@ entries of the run count, or the one that --method names. Prints how often the n
 another client has the same class, and how often a random sample of another client would.
 """
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +20,13 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
+from experiments.loaded import loaded_entries
 from experiments.rows import write_rows
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
-from fedjax_ht.lab.report.maps import COLOURS, principal, tsne
+from fedjax_ht.lab.report.maps import COLOURS, placed
 from fedjax_ht.lab.report.plots import save, subplots
-from fedjax_ht.lab.runs.evaluate import LoadedRun, load_run
-from fedjax_ht.lab.runs.own_methods import read_trusted_run
+from fedjax_ht.lab.runs.evaluate import LoadedRun
 
 # --workdir, --method and --trust are those of fedjax_ht.lab.runs.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
@@ -116,14 +115,6 @@ def agreement(samples: OwnSamples) -> Agreement:
     return Agreement(float(np.concatenate(nearest).mean()), float(np.concatenate(same).mean()))
 
 
-def flat(samples: OwnSamples) -> tuple[str, np.ndarray]:
-    """Embeds the features in two dimensions: the embedding's name, and float [n, 2]."""
-    if importlib.util.find_spec("sklearn") and len(samples.features) > 3:
-        return "t-SNE", tsne(samples.features)
-    project, share = principal(samples.features)
-    return f"PCA, {100 * share:.0f} % of the variance", project(samples.features)
-
-
 def picture(drawn: Mapping[str, tuple[OwnSamples, str, np.ndarray]]) -> Figure:
     """Draws axes for each entry: label -> (samples, name of the embedding, positions)."""
     figure, axes = subplots(1, len(drawn), squeeze=False, figsize=(4.2 * len(drawn), 4.4))
@@ -147,12 +138,10 @@ def main(_) -> None:
     options = flags.FLAGS
     if not options.workdir or not (_CSV.value or _PICTURE.value):
         raise ValueError("give --workdir, and --picture or --csv; see --help")
-    experiment = read_trusted_run(Path(options.workdir), options.trust)
     drawn = {}
-    for label in [options.method] if options.method else list(experiment.runs):
-        loaded = load_run(options.workdir, label, experiment=experiment)
+    for loaded in loaded_entries():
         samples = own_samples(loaded, _SPLIT.value, _SAMPLES.value)
-        drawn[label] = samples, *flat(samples)
+        drawn[loaded.run.label] = samples, *placed(samples.features, print)
     if _CSV.value:
         rows = []
         for label, (samples, _, places) in drawn.items():

@@ -24,6 +24,7 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
+from experiments.loaded import loaded_entries
 from experiments.margins import prototype_margins
 from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.batches import class_means
@@ -33,8 +34,7 @@ from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.report.plots import save, subplots
 from fedjax_ht.lab.report.rows import mean
-from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state, load_run
-from fedjax_ht.lab.runs.own_methods import read_trusted_run
+from fedjax_ht.lab.runs.evaluate import LoadedRun, client_state
 from fedjax_ht.methods.shared.prototypes import class_sums
 
 # --workdir, --method, --trial and --trust are those of fedjax_ht.lab.runs.evaluate.
@@ -171,15 +171,12 @@ def main(_) -> None:
     options = flags.FLAGS
     if not options.workdir or not _CSV.value:
         raise ValueError("give --workdir and --csv; see --help")
-    experiment = read_trusted_run(Path(options.workdir), options.trust)
-    labels = [options.method] if options.method else list(experiment.runs)
     rows: list[Row] = []
-    for label in labels:
-        if label in experiment.runs and experiment.runs[label].method.view.prototypes is None:
-            print(f"{label} has no global prototypes")
-            continue
-        loaded = load_run(options.workdir, label, trial=options.trial, experiment=experiment)
-        rows += rows_of(loaded, options.trial)
+    for loaded in loaded_entries():
+        if loaded.run.method.view.prototypes is None:
+            print(f"{loaded.run.label} has no global prototypes")
+        else:
+            rows += rows_of(loaded, options.trial)
     if not rows:
         raise ValueError(
             f"no entry of the run in {options.workdir} has prototypes of several classes"
