@@ -10,22 +10,22 @@ named by its differences: method options that are not at their defaults, as "fed
 other settings that most of its runs do not share. Settings of local training (optimizer, learning
 rate, epochs) are compared with all runs of the dataset, as in "fedclassavg optimizer=adam", so that
 no method has its own training unnoticed. Writes STEM.csv, the evaluations of every run, and
-prints the table. The published CSV has the columns dataset, method (with its differences), accuracy
-(in %, empty if a paper reports no convergence) and source, and may have std. --published_score
-names the score of these numbers, if it is not --score. --curves plots --score over the evaluations
-that all runs of a method have. --also names files like STEM.csv from earlier tables, whose runs are
-added under the names that they have there. `experiments.paper_tables` makes the page of all papers'
+prints a table for each dataset, as on the page of all papers' tables. The published CSV has the
+columns dataset, method (with its differences), accuracy (in %, empty if a paper reports no
+convergence) and source, and may have std. --published_score names the score of these numbers, if it
+is not --score, and comes first in the tables. --curves plots --score over the evaluations that all
+runs of a method have. --also names files like STEM.csv from earlier tables, whose runs are added
+under the names that they have there. `experiments.paper_tables` makes the page of all papers'
 tables from such files.
 """
 
 import itertools
 import json
-import math
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from absl import app, flags
 
 from experiments.evaluations import (
@@ -40,29 +40,26 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
+from experiments.paper_manifest import Part, Selection
+from experiments.paper_parts import part_markdown
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.config.base import method_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.config.typed import to_plain
-from fedjax_ht.lab.report.document import Paragraph, Table, human_bytes, rounds_of
+from fedjax_ht.lab.report.document import Paragraph
 from fedjax_ht.lab.report.plots import save
 from fedjax_ht.lab.report.results import NOTES, PARTICIPANTS
-from fedjax_ht.lab.report.rows import ACCURACY, after_start, mean, values
 from fedjax_ht.lab.runs.folder import FREE_FIELDS, NAMING
-from fedjax_ht.simulation.history import wire_bytes
-from fedjax_ht.simulation.rows import evaluated
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
-_PUBLISHED = flags.DEFINE_string(
-    "published", None, "CSV of the published numbers, if there are any."
-)
+_PUBLISHED = flags.DEFINE_string("published", "", "CSV of the published numbers, if there are any.")
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string(
     "score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl."
 )
 _AS = flags.DEFINE_string(
-    "published_score", None, "The score that the published numbers are of; by default --score."
+    "published_score", "", "The score that the published numbers are of; by default --score."
 )
 _ALSO = flags.DEFINE_list("also", [], "CSV files of earlier tables, whose runs count as well.")
 _ROUNDS = flags.DEFINE_integer(
@@ -168,93 +165,35 @@ def apart(run: Run, runs: Sequence[Run], known: Collection[tuple[str, str, str]]
     return names
 
 
-def line(
-    runs: Sequence[Run],
-    published: Sequence[dict[str, str]],
-    score: str,
-    beside: Sequence[str],
-    published_score: str,
-) -> list[str]:
-    """Returns the cells of one method on one dataset.
-
-    Args:
-      runs: runs of the method.
-      published: rows of published numbers.
-      score: accuracy of the table.
-      beside: further scores.
-      published_score: published score.
-    """
-    best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
-    numbers = [row["accuracy"] or "no convergence" for row in published]
-    known = [float(row["accuracy"]) for row in published if row["accuracy"]]
-    ours = 100 * mean(values(tops(runs, published_score), published_score), math.nan)
-    difference = ""
-    if known and not math.isnan(ours):
-        difference = f"{ours - known[0]:+.2f}"
-    lasts = [evaluated(run.history)[-1] for run in runs]
-    cells = [
-        runs[0].method,
-        ACCURACY.of_trials(best, score),
-        ACCURACY.of_trials(by_val, score),
-        ACCURACY.of_trials(lasts, score),
-    ]
-    for key in beside:
-        cells.append(ACCURACY.of_trials(tops(runs, key), key))
-    return [
-        *cells,
-        rounds_of(best),
-        str(len(runs)),
-        ", ".join(dict.fromkeys(numbers)) or "-",
-        difference,
-        bytes_a_round(runs),
-    ]
-
-
-def bytes_a_round(runs: Sequence[Run]) -> str:
-    """Formats the mean bytes of a round; "-" if no row counts them."""
-    counts = []
-    for run in runs:
-        for row in after_start(run.history):
-            if "uplink_payload_bytes" in row:
-                counts.append(wire_bytes(row))
-    return human_bytes(np.mean(counts)) if counts else "-"
-
-
-def markdown(
-    runs: Sequence[Run],
-    published: dict[tuple[str, str], list[dict[str, str]]],
-    score: str,
-    published_score: str | None = None,
+def tables(
+    path: Path, runs: Sequence[Run], *, score: str, published: str, published_score: str
 ) -> str:
-    """Makes a table for each dataset, methods by falling score.
+    """Makes a table for each dataset, as `paper_parts` does.
 
     Args:
+      path: the CSV of the runs' evaluations.
       runs: runs of all datasets and methods.
-      published: rows of published numbers by dataset and method.
       score: accuracy of the tables.
-      published_score: published score; None for `score`.
+      published: CSV of published numbers; "" for none.
+      published_score: published score, which comes first; "" for `score`.
     """
-    published_score = published_score or score
-    parts = []
-    titles = dict(SHOWN)
+    known = {dataset for dataset, _ in read_published(published or None)}
+    first, beside, parts = published_score or score, list(SHOWN), []
+    if score not in SHOWN:
+        beside.insert(0, score)
     if score == "global_accuracy_head":
-        titles |= SHOWN_BESIDE_GLOBAL
+        beside += SHOWN_BESIDE_GLOBAL
     for dataset, of_dataset in by_dataset(runs).items():
-        grouped = by_method(of_dataset, score)
-        beside = [key for key in titles if key != score and differs(key, score, runs)]
-        head = ["method", "ours %", "by validation %", "last round %"]
-        head += [f"{titles[key]} %" for key in beside]
-        head += ["best round", "seeds", "paper %"]
-        difference = "difference"
-        if published_score != score:
-            difference = f"{titles.get(published_score, published_score)} - paper"
-        head += [difference, "bytes a round"]
-        rows = []
-        for name, group in grouped.items():
-            numbers = published.get((dataset, name), [])
-            rows.append(line(group, numbers, score, beside, published_score))
-        rows.sort(key=lambda cells: -float(cells[1].split()[0]))
-        parts.append(f"## {dataset}\n\n{Table(head, rows).markdown()}")
+        if not by_method(of_dataset, first):
+            continue
+        part = Part(
+            Selection(path.name, dataset),
+            title=dataset,
+            score=first,
+            also=[key for key in beside if key != first and differs(key, first, of_dataset)],
+            published=os.path.abspath(published) if dataset in known else "",
+        )
+        parts.append(f"## {dataset}\n\n{part_markdown(part, path.parent)}")
     if differs(PARTICIPANTS, score, runs):
         parts.append(Paragraph(NOTES["participants %"]).markdown())
     return "\n\n".join(parts)
@@ -262,11 +201,8 @@ def markdown(
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     """Returns whether any evaluation has another value for a key than for the score."""
-    for run in runs:
-        for row in run.history:
-            if key in row and row[key] != row.get(score):
-                return True
-    return False
+    rows = itertools.chain(*(run.history for run in runs))
+    return any(key in row and row[key] != row.get(score) for row in rows)
 
 
 @orderly_main
@@ -276,13 +212,14 @@ def main(_) -> None:
             raise ValueError(f"no --{name}; see --help")
     earlier = list(itertools.chain(*map(read_evaluations, map(Path, _ALSO.value))))
     runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
-    published = read_published(_PUBLISHED.value)
+    path = Path(_OUT.value).with_suffix(".csv")
     if not any(tops([run], _SCORE.value) for run in runs):
         raise ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}")
-    write_evaluations(runs, Path(_OUT.value).with_suffix(".csv"))
+    write_evaluations(runs, path)
     if _CURVES.value:
         save(curves(runs, _SCORE.value), Path(_CURVES.value))
-    print(markdown(runs, published, _SCORE.value, _AS.value))
+    scores = {"score": _SCORE.value, "published_score": _AS.value}
+    print(tables(path, runs, published=_PUBLISHED.value, **scores))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import evaluations
-from experiments.paper_table import find_runs, markdown
+from experiments.paper_table import find_runs, tables
 from tests.experiments.folders import read_csv
 
 SGD, ADAM = (
@@ -43,6 +43,22 @@ def runs(tmp_path):
     return find_runs(tmp_path)
 
 
+def table(folder, runs, score="accuracy", published_score="", published=""):
+    """The tables of runs by a CSV that is written for them."""
+    evaluations.write_evaluations(runs, folder / "table.csv")
+    options = {"score": score, "published": published, "published_score": published_score}
+    return tables(folder / "table.csv", runs, **options)
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A file of published numbers."""
+    file = tmp_path / "published.csv"
+    head = "dataset,method,accuracy,source"
+    file.write_text(f"{head}\ndigits,fedktl,60,a\ndigits,dfrd,,b\ndigits,local,80,c\n")
+    return str(file)
+
+
 def test_a_course_that_was_set_aside_is_no_run(tmp_path):
     write_run(tmp_path / "a", "local", 0, [0.1, 0.4])
     (tmp_path / "a" / "local" / "set_aside_1").mkdir()
@@ -50,15 +66,15 @@ def test_a_course_that_was_set_aside_is_no_run(tmp_path):
     assert len(find_runs(tmp_path)) == 1
 
 
-def test_published_numbers_can_be_of_the_participants_score(tmp_path):
+def test_published_numbers_can_be_of_the_participants_score(tmp_path, published):
     """The participants' score is the highest of all rounds, and the difference is to it."""
     for seed, drawn in ((0, [0.0, 0.8, 0.7]), (1, [0.0, 0.6, 0.9])):
         write_run(tmp_path / str(seed), "local", seed, [0.1, 0.4, 0.5], accuracy_participants=drawn)
-    published = {("digits", "local"): [{"accuracy": "80", "source": "a"}]}
     runs = find_runs(tmp_path)
-    text = markdown(runs, published, "accuracy", "accuracy_participants")
-    assert "participants %" in text and "participants - paper" in text and "biased upwards" in text
-    row = "50.00 ± 0.00 | - | 50.00 ± 0.00 | 85.00 ± 5.00 | 2, 2 | 2 | 80 | +5.00 | 1.00 KiB"
+    text = table(tmp_path, runs, "accuracy", "accuracy_participants", published)
+    assert "| method | participants, best % | all clients, best % |" in text
+    assert "biased upwards" in text
+    row = "85.00 ± 5.00 | 50.00 ± 0.00 | 2 | 2 | 80.00 | +5.00"
     assert cells(text, "local")[1:] == row.split(" | ")
     evaluations.write_evaluations(runs, tmp_path / "x.csv")
     rows = read_csv(tmp_path / "x.csv")
@@ -73,7 +89,7 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     runs = find_runs(tmp_path)
     evaluations.write_evaluations(runs[:1], tmp_path / "earlier.csv")
     again = evaluations.read_evaluations(tmp_path / "earlier.csv") + runs[1:]
-    assert markdown(again, {}, "accuracy") == markdown(runs, {}, "accuracy")
+    assert table(tmp_path, again) == table(tmp_path, runs)
     evaluations.write_evaluations(again[:1], tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "earlier.csv").read_text()
 
@@ -120,26 +136,25 @@ def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path)
     ]
 
 
-def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path):
-    published = tmp_path / "published.csv"
-    published.write_text("dataset,method,accuracy,source\ndigits,fedktl,60,a\ndigits,dfrd,,b\n")
-    text = markdown(runs, evaluations.read_published(str(published)), "accuracy")
-    row = "70.00 ± 10.00 | 60.00 ± 10.00 | 65.00 ± 15.00 | - | 1, 2 | 2 | 60 | +10.00 | 1.00 KiB"
+def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path, published):
+    text = table(tmp_path, runs, published=published)
+    row = "70.00 ± 10.00 | 65.00 ± 15.00 | - | 2 | 2 | 60.00 | +10.00"
     assert cells(text, "fedktl")[1:] == row.split(" | ")
-    assert cells(text, "fedktl mu=0.0")[1:3] == ["40.00", "-"]
-    assert cells(text, "dfrd")[4:8] == ["50.00", "1", "1", "no convergence"]
+    assert cells(text, "fedktl mu=0.0")[1:3] == ["40.00", "40.00"]
+    assert cells(text, "dfrd")[3:] == ["50.00", "2", "1", "no convergence", ""]
+    assert "Rows of the paper that were not run in this form: local 80.00." in text
 
 
-def test_another_score_leaves_out_the_runs_without_it(runs):
-    text = markdown(runs, evaluations.read_published(None), "global_accuracy_head")
+def test_another_score_leaves_out_the_runs_without_it(runs, tmp_path):
+    text = table(tmp_path, runs, "global_accuracy_head")
     assert "fedktl" not in text
-    assert cells(text, "dfrd")[1:6] == ["50.00", "-", "50.00", "30.00", "2"]
+    assert cells(text, "dfrd")[1:] == ["50.00", "50.00", "30.00", "2", "1"]
     assert not evaluations.tops(runs[:1], "global_accuracy_head")
 
 
 def test_rounds_after_a_number_do_not_count(runs, tmp_path):
     assert [len(run.history) for run in find_runs(tmp_path, 1)] == [2] * 4
-    assert cells(markdown(find_runs(tmp_path, 1), {}, "accuracy"), "fedktl")[1] == "65.00 ± 5.00"
+    assert cells(table(tmp_path, find_runs(tmp_path, 1)), "fedktl")[1] == "65.00 ± 5.00"
 
 
 def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
