@@ -149,11 +149,13 @@ def _trace(
     rngs = None if key is None else {STREAM: key}
     run = functools.partial(module.apply, variables, method="features", mutable=["batch_stats"])
     note = functools.partial(_note_flat_norm, flat_norms)
-    with nn.intercept_methods(note), nn.intercept_methods(keep_all):
+    is_stateless = not getattr(module, "stateful", True)
+    require = functools.partial(_require_mask, name)
+    masks = contextlib.nullcontext() if is_stateless else nn.intercept_methods(require)
+    with nn.intercept_methods(note), nn.intercept_methods(keep_all), masks:
         features, changed = run(x, True, mask, rngs=rngs)
         if key is not None:  # a module that draws in training might also draw in evaluation
             run(x, False, mask)
-    is_stateless = not getattr(module, "stateful", True)
     base = type(getattr(module, "base", None))
     if is_stateless and "train" in inspect.signature(base.__call__).parameters:
         raise ValueError(
@@ -201,6 +203,22 @@ def _note_flat_norm(
         x = args[0]
         if hasattr(x, "shape") and x.ndim and x.size == x.shape[-1]:
             flat_norms.append("/".join(module.path))
+    return next_function(*args, **kwargs)
+
+
+def _require_mask(
+    name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
+) -> Any:
+    """Intercepts nn.BatchNorm; refuses one whose batch statistics would include padding."""
+    module = context.module
+    if isinstance(module, nn.BatchNorm) and context.method_name == "__call__":
+        given = inspect.signature(module.__call__).bind(*args, **kwargs).arguments
+        by_batch = not given.get("use_running_average", module.use_running_average)
+        if by_batch and given.get("mask") is None:
+            raise ValueError(
+                f"model {name!r}: {'/'.join(module.path)} averages the padding of the last batch; "
+                "give its call mask=None if mask is None else mask[:, None], with as many axes as x"
+            )
     return next_function(*args, **kwargs)
 
 

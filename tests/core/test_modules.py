@@ -71,7 +71,14 @@ class Scaled(nn.Module):
 class Synchronised(nn.Module):
     @nn.compact
     def __call__(self, x, train, mask):
-        return nn.BatchNorm(use_running_average=not train, axis_name="batch")(nn.Dense(8)(x))
+        norm = nn.BatchNorm(use_running_average=not train, axis_name="batch")
+        return norm(nn.Dense(8)(x), mask=None if mask is None else mask[:, None])
+
+
+class Padded(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
 
 
 class Linear(nnx.Module):
@@ -122,6 +129,10 @@ REFUSED = {
     "stream": (lambda: stateful(Noisy()), "model 'm': base draws from the stream 'noise', but"),
     "stream of a dropout": (lambda: stateful(Dropped("drop")), "model 'm': Dropout_0 draws from"),
     "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over the device axis 'batch',"),
+    "padding": (
+        lambda: stateful(Padded()),
+        "model 'm': base/BatchNorm_0 averages the padding of the last batch; give its call mask=",
+    ),
     "not stateful": (lambda: fl.SplitModel(Dropped(), HEAD), "model 'm': Dropped.__call__()"),
     "silent": (
         lambda: fl.SplitModel(Quiet(), HEAD),
