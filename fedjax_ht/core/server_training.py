@@ -1,6 +1,7 @@
 """Training on the server: epochs of mini-batches over the valid rows, as one compiled loop."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +28,31 @@ def compact(valid: Bool[Array, " M"]) -> Split:
     return Split(indices, jnp.sum(valid, dtype=jnp.int32))
 
 
+class RowTraining(NamedTuple):
+    """Recipe of training on rows.
+
+    Attributes:
+      optimizer: the optimiser; its state is reinitialised at each call.
+      epochs: passes over the valid rows.
+      batch_size: number B of rows per batch.
+      drop_single: True skips an epoch's last batch if it has a single row (and B is more than 1),
+        as torch code does, since torch's batch norm rejects single rows.
+    """
+
+    optimizer: optax.GradientTransformation
+    epochs: int
+    batch_size: int
+    drop_single: bool = False
+
+
 def train_on_rows(
-    optimizer: optax.GradientTransformation,
+    training: RowTraining,
     loss_fn: Callable[[PyTree, PyTree, Bool[Array, " B"], Key[Array, ""]], Float[Array, ""]],
     params: PyTree,
     rows: PyTree,
     valid: Bool[Array, " M"],
     *,
     key: Key[Array, ""],
-    epochs: int,
-    batch_size: int,
-    drop_single: bool = False,
 ) -> tuple[PyTree, Float[Array, ""]]:
     """Trains parameters on the valid rows, reshuffled in each epoch.
 
@@ -45,20 +60,17 @@ def train_on_rows(
     run time.
 
     Args:
-      optimizer: the optimiser; its state is reinitialised at each call.
+      training: the recipe.
       loss_fn: (params, batch of rows, mask bool [B], key) -> scalar.
       params: the parameters to train.
       rows: pytree with leading axis [M], in an order that does not depend on buckets or padding.
       valid: bool [M], True for the rows to train on.
       key: the key of shuffles and losses.
-      epochs: passes over the valid rows.
-      batch_size: number B of rows per batch.
-      drop_single: True skips an epoch's last batch if it has a single row (and B is more than 1),
-        as torch code does, since torch's batch norm rejects single rows.
 
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).
     """
+    optimizer, epochs, batch_size, drop_single = training
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
     if drop_single and batch_size > 1:

@@ -36,7 +36,7 @@ from fedjax_ht.core.bucket import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.corrections import in_unit_interval
 from fedjax_ht.methods.shared.mutual import average_copies, init_pair, take_shared, train_pair
@@ -97,10 +97,8 @@ def learn_weight(
         outputs = ensemble(weight, batch.private, batch.shared)
         return loss_of(outputs, batch.labels, mask)
 
-    optimizer = in_unit_interval(optax.sgd(LEARNING_RATE))
-    return train_on_rows(
-        optimizer, loss, weight, rows, valid, key=key, epochs=EPOCHS, batch_size=BATCH
-    )[0]
+    recipe = RowTraining(in_unit_interval(optax.sgd(LEARNING_RATE)), EPOCHS, BATCH)
+    return train_on_rows(recipe, loss, weight, rows, valid, key=key)[0]
 
 
 @checked

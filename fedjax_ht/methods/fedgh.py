@@ -28,7 +28,7 @@ from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, receive_head
@@ -50,7 +50,7 @@ def fedgh(
       server_epochs: number S of passes over the uploaded prototypes per round.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
     """
-    optimizer = optax.sgd(server_lr)
+    recipe = RowTraining(optax.sgd(server_lr), server_epochs, server_batch_size)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
@@ -65,16 +65,7 @@ def fedgh(
             outputs = logits(bucket, {"head": head}, batch.prototypes)
             return cross_entropy(outputs, batch.labels, mask)
 
-        head, final_loss = train_on_rows(
-            optimizer,
-            loss,
-            server,
-            rows,
-            rows.valid,
-            key=ctx.key,
-            epochs=server_epochs,
-            batch_size=server_batch_size,
-        )
+        head, final_loss = train_on_rows(recipe, loss, server, rows, rows.valid, key=ctx.key)
         return head, {"server_loss": final_loss}
 
     return Method(

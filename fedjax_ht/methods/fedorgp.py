@@ -33,7 +33,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View
-from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.fedtgp import Server, global_prototypes, init_trained, published
 from fedjax_ht.methods.shared import prototypes
@@ -64,7 +64,7 @@ def fedorgp(
     Returns:
       The method; its `check` rejects models whose feature widths differ.
     """
-    optimizer = optax.sgd(server_lr)
+    recipe = RowTraining(optax.sgd(server_lr), server_epochs, server_batch_size)
 
     def init_server(federation, key):
         trained = init_trained(key, federation.num_classes, federation.feature_dim, use_f=True)
@@ -97,14 +97,7 @@ def fedorgp(
             return lambda_s * together + gamma * masked_mean(jnp.abs(cosine), other)
 
         trained, final_loss = train_on_rows(
-            optimizer,
-            loss,
-            server.trained,
-            rows,
-            rows.valid,
-            key=ctx.key,
-            epochs=server_epochs,
-            batch_size=server_batch_size,
+            recipe, loss, server.trained, rows, rows.valid, key=ctx.key
         )
         ready = server.ready | rows.valid.any()
         return Server(trained, global_prototypes(trained), ready), {"server_loss": final_loss}

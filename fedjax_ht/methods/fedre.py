@@ -36,7 +36,7 @@ from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, receive_head
@@ -73,7 +73,7 @@ def fedre(
       training: local training.
       server_lr, server_batch_size: learning rate and batch size of the server's SGD.
     """
-    optimizer = optax.sgd(server_lr)
+    recipe = RowTraining(optax.sgd(server_lr), epochs=1, batch_size=server_batch_size)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
@@ -97,16 +97,7 @@ def fedre(
             log_shares = jax.nn.log_softmax(logits(bucket, {"head": head}, batch.mixture))
             return -jnp.sum(jnp.where(mask[:, None], batch.labels.values * log_shares, 0))
 
-        head, final_loss = train_on_rows(
-            optimizer,
-            loss,
-            server,
-            rows,
-            valid,
-            key=ctx.key,
-            epochs=1,
-            batch_size=server_batch_size,
-        )
+        head, final_loss = train_on_rows(recipe, loss, server, rows, valid, key=ctx.key)
         return head, {"server_loss": final_loss}
 
     return Method(

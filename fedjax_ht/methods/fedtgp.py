@@ -36,7 +36,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View
-from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
@@ -124,7 +124,7 @@ def fedtgp(
       ('fedtgp', 'prototype')
     """
     strength = settled(variant, {"weight": weight}, FORMS)["weight"]
-    optimizer = optax.sgd(server_lr)
+    recipe = RowTraining(optax.sgd(server_lr), server_epochs, server_batch_size)
 
     def init_server(federation, key):
         trained = init_trained(key, federation.num_classes, federation.feature_dim, use_f)
@@ -154,14 +154,7 @@ def fedtgp(
 
         rows = prototypes.as_rows(values, present)
         trained, final_loss = train_on_rows(
-            optimizer,
-            loss,
-            server.trained,
-            rows,
-            rows.valid,
-            key=ctx.key,
-            epochs=server_epochs,
-            batch_size=server_batch_size,
+            recipe, loss, server.trained, rows, rows.valid, key=ctx.key
         )
         new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}

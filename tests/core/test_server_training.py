@@ -5,11 +5,10 @@ import optax
 import pytest
 
 from fedjax_ht.core.batches import shuffled
-from fedjax_ht.core.server_training import compact, train_on_rows
+from fedjax_ht.core.server_training import RowTraining, compact, train_on_rows
 
 KEY = jax.random.key(3)
 LR, EPOCHS, BATCH = 0.1, 3, 4
-HOW = {"key": KEY, "epochs": EPOCHS, "batch_size": BATCH}
 
 
 def mean_distance(params, rows, mask, key):
@@ -20,7 +19,8 @@ def mean_distance(params, rows, mask, key):
 
 @jax.jit
 def train(rows, valid):
-    return train_on_rows(optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, **HOW)
+    training = RowTraining(optax.sgd(LR), EPOCHS, BATCH)
+    return train_on_rows(training, mean_distance, jnp.zeros(2), rows, valid, key=KEY)
 
 
 def reference(rows, orders):
@@ -85,7 +85,8 @@ def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
             return -params["steps"] - params["drawn"] * jax.random.uniform(key)
 
         start = {"steps": jnp.float32(0), "drawn": jnp.float32(0)}
-        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, **HOW)[0]
+        training = RowTraining(optax.sgd(1.0), EPOCHS, BATCH)
+        return train_on_rows(training, loss, start, jnp.zeros(8), valid, key=KEY)[0]
 
     for count, steps in ((8, 6), (5, 6), (4, 3), (0, 0)):
         assert run(np.arange(8) < count)["steps"] == steps
@@ -106,6 +107,6 @@ def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, s
 
     for drop_single, number in ((True, steps), (False, -(-count // size))):
         rows = jnp.asarray(rows_of(8))
-        how = {"key": KEY, "epochs": 1, "batch_size": size, "drop_single": drop_single}
-        params, _ = train_on_rows(optax.sgd(1.0), summed, jnp.zeros(1), rows, valid, **how)
+        training = RowTraining(optax.sgd(1.0), 1, size, drop_single)
+        params, _ = train_on_rows(training, summed, jnp.zeros(1), rows, valid, key=KEY)
         assert params[0] == number

@@ -33,7 +33,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, class_means, class_sums
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.server_training import compact, train_on_rows
+from fedjax_ht.core.server_training import RowTraining, compact, train_on_rows
 from fedjax_ht.core.trees import Array, HostArray, PyTree
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.shared import prototypes
@@ -199,19 +199,10 @@ def align(
         trained, loss = trained | {"centroids": centroids}, of_batch
         optimizer = by_part(dict.fromkeys(trained, each))
     # Indices of the uploads: of_all reads all of them at every step.
-    rows, size = jnp.arange(len(uploads.valid)), options.batch_size
+    rows = jnp.arange(len(uploads.valid))
+    recipe = RowTraining(optimizer, options.epochs, options.batch_size, drop_single=released)
     before = diagnose(transform, params, sample_w, key=before_key, **setting)
-    trained, _ = train_on_rows(
-        optimizer,
-        loss,
-        trained,
-        rows,
-        uploads.valid,
-        key=train_key,
-        epochs=options.epochs,
-        batch_size=size,
-        drop_single=released,
-    )
+    trained, _ = train_on_rows(recipe, loss, trained, rows, uploads.valid, key=train_key)
     params = trained["transformer"]
     after = diagnose(transform, params, sample_w, key=after_key, **setting)
     if released:
