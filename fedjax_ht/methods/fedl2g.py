@@ -33,7 +33,7 @@ Settled here:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,10 @@ import optax
 
 from fedjax_ht.check.options import Count, Positive, SearchRange, Whole, checked
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.batches import Batch, shuffled, take_batch
-from fedjax_ht.core.bucket import Bucket, logits
+from fedjax_ht.core.batches import shuffled, take_batch
+from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import Federation, require_one_feature_width
-from fedjax_ht.core.local_training import LocalTraining, Loss
+from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import PyTree, select
@@ -72,122 +72,13 @@ def hold_out(data: Data, quiz_size: int) -> Data:
     return data._replace(splits=data.splits | {"train": study, "quiz": Split(indices, held)})
 
 
-class Form(NamedTuple):
-    """Settings of a client's virtual step.
+def mean_gradient(loss: Callable, params: PyTree, batches: int) -> tuple[jax.Array, PyTree]:
+    """Averages a loss and its gradient over some batches; the last batch may be empty.
 
-    Attributes:
-      guide: the outputs that the vectors guide.
-      training: local training; the step has its rate, batch size and order.
-      study_batches, quiz_batches: numbers of batches.
+    The loss is (params, number of the batch) -> scalar.
     """
-
-    guide: Guide
-    training: LocalTraining
-    study_batches: int
-    quiz_batches: int
-
-
-def outputs_of(
-    form: Form, bucket: Bucket, params: PyTree, stats: PyTree, *, batch: Batch, key: jax.Array
-) -> tuple[jax.Array, jax.Array, PyTree]:
-    """Returns the logits, the guided outputs, and the new batch statistics."""
-    rows, stats = batch_features(bucket, params, stats, batch, key)
-    scores = logits(bucket, params, rows)
-    return scores, scores if form.guide == "logits" else rows, stats
-
-
-def guided_loss(
-    form: Form,
-    bucket: Bucket,
-    vectors: jax.Array,
-    *,
-    params: PyTree,
-    stats: PyTree,
-    batch: Batch,
-    key: jax.Array,
-) -> Loss:
-    """Computes CE + G of a batch, G being the mean square between outputs and their vectors."""
-    scores, outputs, stats = outputs_of(form, bucket, params, stats, batch=batch, key=key)
-    distance = masked_mean(jnp.mean((outputs - vectors[batch.y]) ** 2, -1), batch.mask)
-    return Loss(cross_entropy(scores, batch.y, batch.mask) + distance, stats)
-
-
-def mean_gradient(
-    loss: Callable, params: PyTree, data: Data, split: Split, *, size: int, batches: int
-) -> tuple[jax.Array, PyTree]:
-    """Averages a loss and its gradient over some batches of a split; the last may be empty.
-
-    The loss is (params, batch, number) -> scalar.
-    """
-
-    def of_batch(i):
-        batch = take_batch(data, split.indices, split.count, i * size, size)
-        return jax.value_and_grad(loss)(params, batch, i)
-
-    pairs = jax.lax.map(of_batch, jnp.arange(batches))
+    pairs = jax.lax.map(lambda i: jax.value_and_grad(loss)(params, i), jnp.arange(batches))
     return jax.tree.map(lambda x: x.mean(0), pairs)
-
-
-def vector_gradient(
-    form: Form, bucket: Bucket, client: PyTree, vectors: jax.Array, *, data: Data, key: jax.Array
-) -> tuple[Masked, jax.Array]:
-    """Computes g, Masked float32 [C, D], and the quiz's loss after the virtual step.
-
-    Args:
-      form: the settings of the virtual step.
-      bucket: the bucket of the client.
-      client: a state with the model as "params" and "stats".
-      vectors: V, float [C, D].
-      data: the data of the client, as `hold_out` makes it.
-      key: the key for the order of the study samples and dropout.
-    """
-    training, size = form.training, form.training.batch_size
-    study, quiz = data.splits["train"], data.splits["quiz"]
-    study_key, pass_key, quiz_key = jax.random.split(key, 3)
-    if training.shuffle:
-        study = study._replace(indices=shuffled(study_key, study))
-    params, stats = client["params"], client["stats"]
-    step = learning_rate(training, data)
-
-    def study_loss(params, batch, i):
-        part_key = jax.random.fold_in(pass_key, i)
-        return guided_loss(
-            form, bucket, vectors, params=params, stats=stats, batch=batch, key=part_key
-        ).value
-
-    def quiz_loss(params, batch, i):
-        part_key = jax.random.fold_in(quiz_key, i)
-        scores = outputs_of(form, bucket, params, stats, batch=batch, key=part_key)[0]
-        return cross_entropy(scores, batch.y, batch.mask)
-
-    _, gradient = mean_gradient(
-        study_loss, params, data, study, size=size, batches=form.study_batches
-    )
-    virtual = jax.tree.map(lambda w, g: w - step * g, params, gradient)
-    loss, direction = mean_gradient(
-        quiz_loss, virtual, data, quiz, size=size, batches=form.quiz_batches
-    )
-
-    def rows_of_batch(i):
-        batch = take_batch(data, study.indices, study.count, i * size, size)
-        part_key = jax.random.fold_in(pass_key, i)
-        outputs, pullback = jax.vjp(
-            lambda params: outputs_of(form, bucket, params, stats, batch=batch, key=part_key)[1],
-            params,
-        )
-        # The transpose of the linear pullback is J_o. So modules with a rule for reverse mode
-        # alone, such as batch norm, need none for forward mode.
-        _, transpose = jax.vjp(lambda u: pullback(u)[0], jnp.zeros_like(outputs))
-        (pushed,) = transpose(direction)
-        members = jax.nn.one_hot(batch.y, len(vectors)) * batch.mask[:, None]
-        scale = 2 * step / (jnp.maximum(batch.mask.sum(), 1) * outputs.shape[-1])
-        return scale * members.T @ jnp.where(batch.mask[:, None], pushed, 0), members.any(0)
-
-    rows, present = jax.lax.map(rows_of_batch, jnp.arange(form.study_batches))
-    rows = rows.mean(0)
-    # The row of a class in the batches is also 0 if no gradient passes, as with dead ReLUs.
-    sent = present.any(0) & (rows != 0).any(1)
-    return Masked(rows, sent & (quiz.count > 0)), loss
 
 
 def warn(metrics: dict[str, Any]) -> str | None:
@@ -218,7 +109,7 @@ def fedl2g(
       quiz_batches: batches of samples that each client keeps as its quiz.
     """
     rate = SERVER_LR[guide] if server_lr is None else server_lr
-    form = Form(guide, training, study_batches, quiz_batches)
+    size = training.batch_size
     clipping = optax.chain(optax.clip_by_global_norm(CLIP_NORM), training.optimizer)
     clipped = dataclasses.replace(training, optimizer=clipping)
 
@@ -228,13 +119,71 @@ def fedl2g(
     def init_server(federation, key):
         return jax.random.normal(key, (federation.num_classes, width(federation)))
 
-    def client_update(bucket, client, downlink, data, ctx):
-        held = hold_out(data, quiz_batches * training.batch_size)
+    def outputs_of(bucket, params, stats, batch, key) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Returns the logits, the guided outputs o, and the new batch statistics."""
+        rows, stats = batch_features(bucket, params, stats, batch, key)
+        scores = logits(bucket, params, rows)
+        return scores, scores if guide == "logits" else rows, stats
+
+    def guided_loss(bucket, vectors) -> LossFn:
+        """Makes the loss CE + G of a batch, for guiding vectors float [C, D]."""
 
         def loss(params, stats, batch, key):
-            return guided_loss(
-                form, bucket, downlink, params=params, stats=stats, batch=batch, key=key
+            scores, outputs, stats = outputs_of(bucket, params, stats, batch, key)
+            distance = masked_mean(jnp.mean((outputs - vectors[batch.y]) ** 2, -1), batch.mask)
+            return Loss(cross_entropy(scores, batch.y, batch.mask) + distance, stats)
+
+        return loss
+
+    def vector_gradient(bucket, client, vectors, data, key) -> tuple[Masked, jax.Array]:
+        """Computes g, Masked float32 [C, D], and the quiz's loss after the virtual step.
+
+        The data have the splits of `hold_out`; the key orders the study samples and draws dropout.
+        """
+        study, quiz = data.splits["train"], data.splits["quiz"]
+        study_key, pass_key, quiz_key = jax.random.split(key, 3)
+        if training.shuffle:
+            study = study._replace(indices=shuffled(study_key, study))
+        params, stats = client["params"], client["stats"]
+        step = learning_rate(training, data)
+        loss = guided_loss(bucket, vectors)
+
+        def batch_of(split, i):
+            return take_batch(data, split.indices, split.count, i * size, size)
+
+        def study_loss(params, i):
+            return loss(params, stats, batch_of(study, i), jax.random.fold_in(pass_key, i)).value
+
+        def quiz_loss(params, i):
+            batch, part_key = batch_of(quiz, i), jax.random.fold_in(quiz_key, i)
+            scores = outputs_of(bucket, params, stats, batch, part_key)[0]
+            return cross_entropy(scores, batch.y, batch.mask)
+
+        _, gradient = mean_gradient(study_loss, params, study_batches)
+        virtual = jax.tree.map(lambda w, g: w - step * g, params, gradient)
+        quiz_value, direction = mean_gradient(quiz_loss, virtual, quiz_batches)
+
+        def rows_of_batch(i):
+            batch, part_key = batch_of(study, i), jax.random.fold_in(pass_key, i)
+            outputs, pullback = jax.vjp(
+                lambda params: outputs_of(bucket, params, stats, batch, part_key)[1], params
             )
+            # The transpose of the linear pullback is J_o. So modules with a rule for reverse mode
+            # alone, such as batch norm, need none for forward mode.
+            _, transpose = jax.vjp(lambda u: pullback(u)[0], jnp.zeros_like(outputs))
+            (pushed,) = transpose(direction)
+            members = jax.nn.one_hot(batch.y, len(vectors)) * batch.mask[:, None]
+            scale = 2 * step / (jnp.maximum(batch.mask.sum(), 1) * outputs.shape[-1])
+            return scale * members.T @ jnp.where(batch.mask[:, None], pushed, 0), members.any(0)
+
+        rows, present = jax.lax.map(rows_of_batch, jnp.arange(study_batches))
+        rows = rows.mean(0)
+        # The row of a class in the batches is also 0 if no gradient passes, as with dead ReLUs.
+        sent = present.any(0) & (rows != 0).any(1)
+        return Masked(rows, sent & (quiz.count > 0)), quiz_value
+
+    def client_update(bucket, client, downlink, data, ctx):
+        held, loss = hold_out(data, quiz_batches * size), guided_loss(bucket, downlink)
 
         def trained(client):
             client, result = train_client(clipped, loss, bucket, client, held, ctx.key)
@@ -247,7 +196,7 @@ def fedl2g(
         trains = (ctx.round >= warmup) | (ctx.adapt_epochs is not None)
         client, value = jax.lax.cond(trains, trained, waiting, client)
         key = jax.random.fold_in(ctx.key, 1)
-        uplink, quiz = vector_gradient(form, bucket, client, downlink, data=held, key=key)
+        uplink, quiz = vector_gradient(bucket, client, downlink, held, key)
         return client, uplink, {"loss": value, "quiz_loss": quiz}
 
     def server_update(federation, server, received, ctx):
