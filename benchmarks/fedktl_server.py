@@ -90,7 +90,7 @@ def alignment_seconds(
         def held(p, rows, mask):
             return into(weights.ball, free(p, rows, mask))
 
-        transform = held if FORMS[variant].bounded else free
+        transform = held if FORMS[variant]["bounded"] else free
         return align(
             transform,
             sample_w,

@@ -97,10 +97,10 @@ def options() -> str:
 def forms() -> str:
     """Makes the table of the values that variants give to DFRD's, DENSE's and FedFTG's options."""
     rows = []
-    for option in FORMS["paper"]._fields:
+    for option in FORMS["paper"]:
         owners = [name for name in DISTILLING if defaults(name).get(option, ()) is None]
         text = "all" if len(owners) == len(DISTILLING) else ", ".join(f"`{n}`" for n in owners)
-        values = [f"`{shown(getattr(FORMS[variant], option))}`" for variant in FORMS]
+        values = [f"`{shown(FORMS[variant][option])}`" for variant in FORMS]
         rows.append((f"`{option}`", text, *values))
     return markdown(("option", "of", *FORMS), rows)
 
@@ -140,8 +140,8 @@ def meaning(name: str, option: inspect.Parameter) -> str:
     if option.default is not None:
         return ""
     values = getattr(sys.modules[inspect.unwrap(fl.METHODS[name]).__module__], "FORMS", {})
-    if values and hasattr(values["paper"], option.name):
-        paper, released = (shown(getattr(values[form], option.name)) for form in values)
+    if values and option.name in values["paper"]:
+        paper, released = (shown(form[option.name]) for form in values.values())
         return f" ({paper}; released {released})"
     text = re.search(ENTRY.format(option.name), inspect.getdoc(fl.METHODS[name]), re.MULTILINE)
     meant = NONE.search(" ".join(text[0].split())) if text else None

@@ -26,7 +26,7 @@ Settled here:
   recipe here trains that long in a round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import flax.linen as nn
@@ -58,7 +58,7 @@ from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.shared.averaging import keep_present, weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.shared.supervised import batch_features, count_labels, train_client
-from fedjax_ht.methods.shared.variants import Variant, settled
+from fedjax_ht.methods.shared.variants import Forms, Variant, settled
 from fedjax_ht.models.layers import Linear, Norm
 
 
@@ -171,29 +171,29 @@ def train_generator(
     return generator, total / recipe.server_steps
 
 
-FORMS: Mapping[Variant, Recipe] = {
-    "paper": Recipe(
-        alpha=10.0,
-        beta=10.0,
-        decay=0.98,
-        diversity=1.0,
-        ensemble=False,
-        weight_decay=1e-2,
-        server_lr=3e-4,
-        server_steps=50,
-        server_batch_size=128,
-    ),
-    "released": Recipe(
-        alpha=1.0,
-        beta=0.0,
-        decay=1.0,
-        diversity=0.0,
-        ensemble=True,
-        weight_decay=0.0,
-        server_lr=0.1,
-        server_steps=100,
-        server_batch_size=0,
-    ),
+FORMS: Forms = {
+    "paper": {
+        "alpha": 10.0,
+        "beta": 10.0,
+        "decay": 0.98,
+        "diversity": 1.0,
+        "ensemble": False,
+        "weight_decay": 1e-2,
+        "server_lr": 3e-4,
+        "server_steps": 50,
+        "server_batch_size": 128,
+    },
+    "released": {
+        "alpha": 1.0,
+        "beta": 0.0,
+        "decay": 1.0,
+        "diversity": 0.0,
+        "ensemble": True,
+        "weight_decay": 0.0,
+        "server_lr": 0.1,
+        "server_steps": 100,
+        "server_batch_size": 0,
+    },
 }
 
 
@@ -261,7 +261,7 @@ def fedgen(
         "server_steps": server_steps,
         "server_batch_size": server_batch_size,
     }
-    recipe = FORMS[variant]._replace(**settled(variant, options, FORMS))
+    recipe = Recipe(**FORMS[variant] | settled(variant, options, FORMS))
     batch_size = recipe.server_batch_size or training.batch_size
 
     def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, Array]:

@@ -49,9 +49,8 @@ Settled here:
 import functools
 import math
 import pkgutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 
@@ -65,23 +64,14 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses.features import BANDWIDTHS
 from fedjax_ht.methods.shared import pair_server, pairs, prototypes
 from fedjax_ht.methods.shared.units import Latents, in_units
-from fedjax_ht.methods.shared.variants import Variant, settled
+from fedjax_ht.methods.shared.variants import Forms, Variant, settled
 from fedjax_ht.models.generator import Generator
 
 Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
 
-
-class Form(NamedTuple):
-    """A variant's values of the options that default to None."""
-
-    bandwidths: tuple
-    bounded: bool
-    antialias: bool
-
-
-FORMS: Mapping[Variant, Form] = {
-    "paper": Form(bandwidths=("median",), bounded=True, antialias=True),
-    "released": Form(bandwidths=BANDWIDTHS, bounded=False, antialias=False),
+FORMS: Forms = {
+    "paper": {"bandwidths": ("median",), "bounded": True, "antialias": True},
+    "released": {"bandwidths": BANDWIDTHS, "bounded": False, "antialias": False},
 }
 
 
@@ -167,7 +157,7 @@ def fedktl(
             opened = pkgutil.resolve_name("fedjax_ht.lab.generators:open_generator")(generator)
         generator = in_units(opened, latents)
     open_options = {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}
-    form = Form(**settled(variant, open_options, FORMS))
+    form = settled(variant, open_options, FORMS)
     released = variant == "released"
     angles = pairs.Classifier(etf=classifier == "etf", dim=dim, scale=scale, margin=margin)
     regression = pairs.PairTraining(
@@ -183,15 +173,15 @@ def fedktl(
         learning_rate=server_lr,
         mmd_weight=mmd_weight,
         mse_weight=mse_weight,
-        bandwidths="median" if tuple(form.bandwidths) == ("median",) else form.bandwidths,
+        bandwidths="median" if tuple(form["bandwidths"]) == ("median",) else form["bandwidths"],
         variant=variant,
     )
     setup = pair_server.PairServer(
         generator=generator,
         alignment=alignment,
         source=source,
-        bounded=form.bounded,
-        antialias=form.antialias,
+        bounded=form["bounded"],
+        antialias=form["antialias"],
     )
     update = pair_server.pair_update(setup)
     training = pairs.clip_each(training, clip_norm)
@@ -280,7 +270,7 @@ def fedktl(
         view=View(
             features=compared,
             pictures=pictures,
-            warn=functools.partial(pair_server.warn, bounded=form.bounded),
+            warn=functools.partial(pair_server.warn, bounded=form["bounded"]),
         ),
         needs=Needs(
             pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host)

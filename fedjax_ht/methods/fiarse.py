@@ -40,7 +40,6 @@ Settled here:
 """
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -59,7 +58,7 @@ from fedjax_ht.methods.shared.architectures import groups_of, joined, part_for
 from fedjax_ht.methods.shared.averaging import client_weights, mean_or
 from fedjax_ht.methods.shared.norms import entries_of, in_norms
 from fedjax_ht.methods.shared.supervised import train_model
-from fedjax_ht.methods.shared.variants import Variant, settled
+from fedjax_ht.methods.shared.variants import Forms, Variant, settled
 
 Compared = Literal["model", "layer"]
 
@@ -98,13 +97,7 @@ def magnitudes(layers: tuple[PyTree, int], params: PyTree) -> list[list[jax.Arra
     return of_layers
 
 
-class Form(NamedTuple):
-    """A variant's values of the options that default to None."""
-
-    holders: Literal["mask", "change"]
-
-
-FORMS: Mapping[Variant, Form] = {"paper": Form(holders="mask"), "released": Form(holders="change")}
+FORMS: Forms = {"paper": {"holders": "mask"}, "released": {"holders": "change"}}
 
 
 class Server(NamedTuple):

@@ -144,8 +144,8 @@ def make_base(
     for name in given:
         if name not in known:
             raise ValueError(f"{name} is not an option of base {base!r}; remove it")
-    if "weighting" in known and FORMS[variant].weighting is not None:
-        given.setdefault("weighting", FORMS[variant].weighting)
+    if "weighting" in known and FORMS[variant]["weighting"] is not None:
+        given.setdefault("weighting", FORMS[variant]["weighting"])
     return Base(factory(training, **given), uploaded)
 
 

@@ -26,8 +26,7 @@ And for "released":
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fedjax_ht.check.options import (
     Count,
@@ -39,9 +38,8 @@ from fedjax_ht.check.options import (
     Within,
     check_fields,
 )
-from fedjax_ht.losses.distillation import DiversityForm, KLOrder, Normaliser, Selection
-from fedjax_ht.methods.shared.averaging import Weighting
-from fedjax_ht.methods.shared.variants import Variant
+from fedjax_ht.losses.distillation import KLOrder
+from fedjax_ht.methods.shared.variants import Forms
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
 """Labels that c_i^y counts.
@@ -157,62 +155,38 @@ class Distillation:
         return self.temperature**2 if self.temperature_squared else 1.0
 
 
-class Form(NamedTuple):
-    """Option values of a variant.
-
-    Attributes:
-      temperature: temperature of every KL.
-      counts: the labels that clients count; DENSE counts none in either form.
-      weighting: weights of the base's mean over clients (Eq. 1); None is the base's default.
-      tran_order: order of the two sides of the generator's KL (Eq. 3).
-      student_path: True differentiates the generator's KL through the student as well.
-      normaliser: divisor of the generator's KL.
-      distil_order: order of the two sides of the student's KL (Eq. 7); DENSE and FedFTG have
-        "teacher_student" in either form.
-      diversity: the distances of L_div (Eq. 4).
-      b_ey: the weight of L_ey, which the text does not have.
-      selection: the samples of DENSE's generator loss; DFRD has "diamond" in either form.
-      kl_reduce: the sum or the mean over classes in FedFTG's KL.
-    """
-
-    temperature: float
-    counts: Counts
-    weighting: Weighting | None
-    tran_order: KLOrder
-    student_path: bool
-    normaliser: Normaliser
-    distil_order: KLOrder
-    diversity: DiversityForm
-    b_ey: float
-    selection: Selection
-    kl_reduce: Reduction
-
-
-FORMS: Mapping[Variant, Form] = {
-    "paper": Form(
-        temperature=1.0,
-        counts="this_round",
-        weighting="samples",
-        tran_order="teacher_student",
-        student_path=True,
-        normaliser="batch",
-        distil_order="student_teacher",
-        diversity="norms",
-        b_ey=0.0,
-        selection="nabla",
-        kl_reduce="sum_classes",
-    ),
-    "released": Form(
-        temperature=10.0,
-        counts="seen_so_far",
-        weighting=None,
-        tran_order="student_teacher",
-        student_path=False,
-        normaliser="selected",
-        distil_order="teacher_student",
-        diversity="squares",
-        b_ey=0.25,
-        selection="xor",
-        kl_reduce="mean_classes",
-    ),
+FORMS: Forms = {
+    "paper": {
+        "temperature": 1.0,
+        "counts": "this_round",
+        "weighting": "samples",
+        "tran_order": "teacher_student",
+        "student_path": True,
+        "normaliser": "batch",
+        "distil_order": "student_teacher",
+        "diversity": "norms",
+        "b_ey": 0.0,
+        "selection": "nabla",
+        "kl_reduce": "sum_classes",
+    },
+    "released": {
+        "temperature": 10.0,
+        "counts": "seen_so_far",
+        "weighting": None,
+        "tran_order": "student_teacher",
+        "student_path": False,
+        "normaliser": "selected",
+        "distil_order": "teacher_student",
+        "diversity": "squares",
+        "b_ey": 0.25,
+        "selection": "xor",
+        "kl_reduce": "mean_classes",
+    },
 }
+"""Values of options that default to None, by variant.
+
+The losses of each method document the options that `Distillation` does not have. "weighting" is of
+the base's mean over clients (Eq. 1), and its None the base's default. In either variant DENSE
+counts no labels, DENSE and FedFTG have the distil_order "teacher_student", and DFRD the selection
+"diamond".
+"""

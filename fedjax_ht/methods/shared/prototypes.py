@@ -5,7 +5,6 @@ training samples.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -23,20 +22,14 @@ from fedjax_ht.core.trees import PyTree, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, cosines, sample_prototype_mse
 from fedjax_ht.methods.shared.supervised import Regulariser, own_classes
-from fedjax_ht.methods.shared.variants import Variant
+from fedjax_ht.methods.shared.variants import Forms, Variant
 from fedjax_ht.ops import pairwise_distance
 
 TINY = 1e-12  # least squared length: a row of zeros has no direction
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
 
 
-class Form(NamedTuple):
-    """Option values of a variant of FedProto and FedTGP."""
-
-    weight: float  # lambda, of the regulariser
-
-
-FORMS: Mapping[Variant, Form] = {"paper": Form(weight=0.1), "released": Form(weight=10.0)}
+FORMS: Forms = {"paper": {"weight": 0.1}, "released": {"weight": 10.0}}  # lambda of both methods
 
 
 class Uplink(NamedTuple):

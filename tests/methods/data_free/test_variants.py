@@ -96,7 +96,7 @@ def test_an_option_that_is_given_stays_in_either_form():
     """Also one that is given as the other variant has it."""
     options = {"temperature": 4.0, "temperature_squared": True}
     for variant, other in (("paper", "released"), ("released", "paper")):
-        for name, value in FORMS[other]._asdict().items():
+        for name, value in FORMS[other].items():
             given = "uniform" if value is None else value
             assert settled(variant, {name: given}, FORMS)[name] == given
         mixed = losses("dfrd", variant, **options, distil_order="teacher_student")
@@ -105,7 +105,7 @@ def test_an_option_that_is_given_stays_in_either_form():
 
 
 def test_an_embedding_term_is_a_choice_of_the_released_form_alone():
-    assert FORMS["paper"].b_ey == 0 and FORMS["released"].b_ey == 0.25
+    assert FORMS["paper"]["b_ey"] == 0 and FORMS["released"]["b_ey"] == 0.25
     assert losses_of(dfrd)[0] == Distillation(
         alpha=0.5,
         temperature=1.0,
@@ -186,7 +186,7 @@ def test_eq_1_is_the_mean_by_data_size():
 def test_options_of_a_config_are_the_variant_s_until_they_are_set():
     options = method_config("fedrolex+dfrd").options
     assert options.variant == "paper"
-    for name in {*FORMS["paper"]._fields} - {"selection", "kl_reduce"}:  # of DENSE and FedFTG
+    for name in {*FORMS["paper"]} - {"selection", "kl_reduce"}:  # of DENSE and FedFTG
         assert options[name] is None, name
     options.counts, options.student_path, options.temperature = "full", False, 4
     assert (options.counts, options.student_path, options.temperature) == ("full", False, 4.0)
