@@ -26,7 +26,6 @@ Settled here:
   recipe here trains that long in a round.
 """
 
-from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import flax.linen as nn
@@ -47,8 +46,7 @@ from fedjax_ht.check.options import (
 )
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, logits
-from fedjax_ht.core.context import Context
+from fedjax_ht.core.bucket import logits
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining, Loss
 from fedjax_ht.core.method import Method
@@ -106,71 +104,6 @@ class Recipe(NamedTuple):
     server_batch_size: int
 
 
-def draw_labels(key: jax.Array, counts: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Draws labels int32 [size] in proportion to counts; also returns a mask of True."""
-    labels = jax.random.categorical(key, jnp.log(counts), shape=(size,))
-    return labels, jnp.ones(size, bool)
-
-
-def train_generator(
-    recipe: Recipe,
-    batch_size: int,
-    generate: Callable[..., tuple[jax.Array, jax.Array]],
-    *,
-    bucket: Bucket,
-    generator: PyTree,
-    heads: PyTree,
-    counts: jax.Array,
-    ctx: Context,
-) -> tuple[PyTree, jax.Array]:
-    """Trains the generator on the uploaded heads.
-
-    Args:
-      recipe, batch_size: options of the training, and number of features per step.
-      generate: (bucket, generator, key, labels, mask) -> (noise, features).
-      bucket: the bucket whose model has the heads.
-      generator: parameters of the generator.
-      heads: parameters of the uploaded heads, [P, ...]; a client without counts has weight 0.
-      counts: float32 [P, C], the clients' samples by class.
-      ctx: the context of `server_update`.
-
-    Returns:
-      The parameters after training, and the mean loss of the steps.
-    """
-    label_counts, samples = counts.sum(0), counts.sum(1)
-    share = samples / jnp.maximum(samples.sum(), 1)
-
-    def loss(generator, key):
-        label_key, noise_key = jax.random.split(key)
-        labels, everyone = draw_labels(label_key, label_counts, batch_size)
-        noise, generated = generate(bucket, generator, noise_key, labels, everyone)
-
-        def outputs_of(head):
-            return logits(bucket, {"head": head}, generated)
-
-        outputs = jax.vmap(outputs_of)(heads)  # [P, B, C]
-        if recipe.ensemble:
-            value = cross_entropy(jnp.einsum("p,pbc->bc", share, outputs), labels, everyone)
-        else:
-            errors = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
-            owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)  # [P, B]
-            value = jnp.mean(jnp.sum(owners * errors, axis=0))
-        return value + recipe.diversity * diversity_loss(noise, generated)
-
-    rate = recipe.server_lr * recipe.decay ** ctx.round.astype(jnp.float32)
-    optimizer = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.adam(rate))
-
-    def step(i, carry):
-        generator, state, total = carry
-        value, gradients = jax.value_and_grad(loss)(generator, jax.random.fold_in(ctx.key, i))
-        updates, state = optimizer.update(gradients, state, generator)
-        return optax.apply_updates(generator, updates), state, total + value
-
-    start = (generator, optimizer.init(generator), jnp.float32(0))
-    generator, _, total = lax.fori_loop(0, recipe.server_steps, step, start)
-    return generator, total / recipe.server_steps
-
-
 FORMS: Forms = {
     "paper": {
         "alpha": 10.0,
@@ -195,6 +128,12 @@ FORMS: Forms = {
         "server_batch_size": 0,
     },
 }
+
+
+def draw_labels(key: jax.Array, counts: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Draws labels int32 [size] in proportion to counts; also returns a mask of True."""
+    labels = jax.random.categorical(key, jnp.log(counts), shape=(size,))
+    return labels, jnp.ones(size, bool)
 
 
 class Server(NamedTuple):
@@ -320,6 +259,52 @@ def fedgen(
         uplink = Uplink(result.params["head"], Metadata(count_labels(data, bucket.num_classes)))
         return client, uplink, {"loss": result.loss}
 
+    def train_generator(bucket, generator, heads, counts, ctx) -> tuple[PyTree, jax.Array]:
+        """Trains the generator on the uploaded heads.
+
+        Args:
+          bucket: the bucket whose model has the heads.
+          generator: parameters of the generator.
+          heads: parameters of the uploaded heads, [P, ...]; a client without counts has weight 0.
+          counts: float32 [P, C], the clients' samples by class.
+          ctx: the context of `server_update`.
+
+        Returns:
+          The parameters after training, and the mean loss of the steps.
+        """
+        label_counts, samples = counts.sum(0), counts.sum(1)
+        share = samples / jnp.maximum(samples.sum(), 1)
+
+        def loss(generator, key):
+            label_key, noise_key = jax.random.split(key)
+            labels, everyone = draw_labels(label_key, label_counts, batch_size)
+            noise, generated = generate(bucket, generator, noise_key, labels, everyone)
+
+            def outputs_of(head):
+                return logits(bucket, {"head": head}, generated)
+
+            outputs = jax.vmap(outputs_of)(heads)  # [P, B, C]
+            if recipe.ensemble:
+                value = cross_entropy(jnp.einsum("p,pbc->bc", share, outputs), labels, everyone)
+            else:
+                errors = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
+                owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)  # [P, B]
+                value = jnp.mean(jnp.sum(owners * errors, axis=0))
+            return value + recipe.diversity * diversity_loss(noise, generated)
+
+        rate = recipe.server_lr * recipe.decay ** ctx.round.astype(jnp.float32)
+        optimizer = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.adam(rate))
+
+        def step(i, carry):
+            generator, state, total = carry
+            value, gradients = jax.value_and_grad(loss)(generator, jax.random.fold_in(ctx.key, i))
+            updates, state = optimizer.update(gradients, state, generator)
+            return optax.apply_updates(generator, updates), state, total + value
+
+        start = (generator, optimizer.init(generator), jnp.float32(0))
+        generator, _, total = lax.fori_loop(0, recipe.server_steps, step, start)
+        return generator, total / recipe.server_steps
+
     def server_update(federation, server, received, ctx):
         uplink, _, arrived = gather_received(received)
         counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0)  # [P, C]
@@ -327,16 +312,7 @@ def fedgen(
         samples = counts.sum(1)
 
         heads, bucket = keep_present(uplink.head, samples > 0), head_bucket(federation)
-        generator, loss = train_generator(
-            recipe,
-            batch_size,
-            generate,
-            bucket=bucket,
-            generator=server.generator,
-            heads=heads,
-            counts=counts,
-            ctx=ctx,
-        )
+        generator, loss = train_generator(bucket, server.generator, heads, counts, ctx)
         new = Server(
             head=weighted_mean(uplink.head, samples),
             generator=generator,
