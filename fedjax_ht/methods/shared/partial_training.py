@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.bucket import init_variables
-from fedjax_ht.core.context import Context, Received
+from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Wire
@@ -92,35 +92,6 @@ def uploaded_params(uplink: Uplink) -> PyTree:
     return {"base": uplink.base, "head": head_of(dense(uplink.head), bias="first")}
 
 
-def arrived_slices(
-    federation: Federation,
-    rate: float,
-    mode: slicing.Mode,
-    *,
-    received: Received,
-    ctx: Context,
-    per_layer: bool = False,
-) -> slicing.Slices:
-    """Returns the slices that arrived from the clients of a bucket; arguments as for `slice_plan`.
-
-    Args:
-      received: the `Uplink`s of the bucket's clients.
-      ctx: the context of the server.
-    """
-    uplink, info = received.uplink, received.info
-
-    def plan_of(client_id):
-        return slice_plan(federation, rate, mode, ctx=ctx, client_id=client_id, per_layer=per_layer)
-
-    plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
-    return slicing.Slices(
-        params=uploaded_params(uplink),
-        weights=client_weights(received, uplink.num_samples),
-        classes=uplink.classes.value & uplink.head.mask,  # a defence may drop rows
-        plan=plan,
-    )
-
-
 def partial_training(
     name: str,
     mode: slicing.Mode,
@@ -151,13 +122,16 @@ def partial_training(
         further; the mean still takes those of `label_split`.
     """
 
+    def plan_of(federation, bucket, ctx, client_id):
+        return slice_plan(
+            federation, bucket.width, mode, ctx=ctx, client_id=client_id, per_layer=per_layer
+        )
+
     def axes_of(federation, params):
         return parameter_axes(federation.global_model.module, params, per_layer)
 
     def broadcast(federation, bucket, server, ctx):
-        plan = slice_plan(
-            federation, bucket.width, mode, ctx=ctx, client_id=ctx.info.id, per_layer=per_layer
-        )
+        plan = plan_of(federation, bucket, ctx, ctx.info.id)
         return slicing.extract(server, axes_of(federation, server), plan)
 
     # the server knows the sent rows if all are sent
@@ -181,10 +155,17 @@ def partial_training(
     def server_update(federation, server, received, ctx):
         slices = []
         for bucket in slicing.widest_first(federation):
-            uplinks = received[bucket.name]
+            uploads = received[bucket.name]
+            uplink = uploads.uplink
+            plan_for = functools.partial(plan_of, federation, bucket, ctx)
+            # A plan is each client's own in mode "random", and the bucket's in the others.
+            plan = jax.vmap(plan_for)(uploads.info.id) if mode == "random" else plan_for(None)
             slices.append(
-                arrived_slices(
-                    federation, bucket.width, mode, received=uplinks, ctx=ctx, per_layer=per_layer
+                slicing.Slices(
+                    params=uploaded_params(uplink),
+                    weights=client_weights(uploads, uplink.num_samples),
+                    classes=uplink.classes.value & uplink.head.mask,  # a defence may drop rows
+                    plan=plan,
                 )
             )
         widths = federation.global_model.module.base.channels(per_layer).widths

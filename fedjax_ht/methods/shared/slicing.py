@@ -93,7 +93,7 @@ def make_plan(
 
 
 def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
-    """Cuts a slice out of a model.
+    """Cuts a slice out of a model; channels at indices past the end are 0.
 
     Args:
       params: the model's parameters.
@@ -104,7 +104,7 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
     def cut(leaf, names):
         for axis, group in enumerate(names):
             if group in plan:
-                leaf = jnp.take(leaf, plan[group], axis=axis)
+                leaf = jnp.take(leaf, plan[group], axis=axis, mode="fill", fill_value=0)
         return leaf
 
     return jax.tree.map(cut, params, axes)
@@ -118,15 +118,8 @@ def spread(part: PyTree, axes: PyTree, plan: Plan, widths: dict[str, int]) -> Py
       axes, plan: arguments as for `extract`.
       widths: group -> number of channels of the whole model.
     """
-
-    def put(leaf, names):
-        for axis, group in enumerate(names):
-            if group in plan:
-                places = _places(plan[group], widths[group])
-                leaf = jnp.take(leaf, places, axis=axis, mode="fill", fill_value=0)
-        return leaf
-
-    return jax.tree.map(put, part, axes)
+    places = {group: _places(indices, widths[group]) for group, indices in plan.items()}
+    return extract(part, axes, places)
 
 
 def first_channels(params: PyTree, axes: PyTree, widths: dict[str, int], rate: float) -> PyTree:
