@@ -32,13 +32,13 @@ from fedjax_ht.check.names import meant
 from fedjax_ht.check.options import options_of
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.bucket import frozen_collection, init_variables
-from fedjax_ht.core.context import Context, Metrics, Received
+from fedjax_ht.core.context import Received
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import PyTree, select
+from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.data_free.options import FORMS
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
@@ -185,10 +185,6 @@ class Teachers(NamedTuple):
     present: jax.Array
 
 
-Distil = Callable[[Federation, Teachers, Server, Context], tuple[Server, Metrics]]
-"""Trains the server's generator and model, which starts as the base's average of this round."""
-
-
 class Opinions(NamedTuple):
     """The teachers' outputs for a batch.
 
@@ -228,30 +224,6 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 def sent_model(server: Server) -> PyTree:
     """Returns the parameters that clients start from, and that the base's mean replaces."""
     return server.averaged or server.model
-
-
-def serve(
-    base: Base,
-    distil: Distil,
-    federation: Federation,
-    server: Server,
-    received: dict[str, Received],
-    ctx: Context,
-) -> tuple[Server, Metrics]:
-    """Averages as the base does, then distils the uploaded models into the average.
-
-    Args:
-      base, distil: the base, and the method's own training.
-      federation, server, received, ctx: arguments of `Method.server_update`; uplinks are
-        `method.Uplink`.
-    """
-    models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
-    model, metrics = base.method.server_update(federation, sent_model(server), models, ctx)
-    teachers = gather_teachers(federation, received, base.uploaded)
-    new, losses = distil(federation, teachers, server._replace(model=model), ctx)
-    if server.averaged:
-        new = new._replace(averaged=model)
-    return select(teachers.present.any(), new, server), metrics | losses
 
 
 def gather_teachers(

@@ -19,9 +19,9 @@ from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import GlobalModel, Method, Needs
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.trees import Array, PyTree
+from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.data_free.bases import Base, Server, make_base, sent_model, serve
+from fedjax_ht.methods.data_free.bases import Base, Server, gather_teachers, make_base, sent_model
 from fedjax_ht.methods.data_free.distil import Objective, distil
 from fedjax_ht.methods.data_free.image_generator import (
     WITH_GENERATOR,
@@ -30,7 +30,7 @@ from fedjax_ht.methods.data_free.image_generator import (
     num_doublings,
     settle_statistics,
 )
-from fedjax_ht.methods.data_free.options import FORMS, Counts, Distillation
+from fedjax_ht.methods.data_free.options import FORMS, Distillation
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.methods.shared.variants import Variant, settled
 
@@ -62,37 +62,6 @@ class Uplink(NamedTuple):
     model: PyTree
     label_counts: Metadata | tuple
     moments: PyTree
-
-
-def count(
-    kind: Counts,
-    training: LocalTraining,
-    seen: PyTree,
-    *,
-    data: Data,
-    key: jax.Array,
-    num_classes: int,
-) -> tuple[Array | tuple[()], Metadata | tuple]:
-    """Counts the labels of a client's round.
-
-    Args:
-      kind: the labels to count.
-      training, data, key: the recipe, the data and the key of the client's local training.
-      seen: `Client.seen` before the round.
-      num_classes: number of classes, C.
-
-    Returns:
-      The new `Client.seen`, and c_i^y as `Uplink.label_counts`.
-    """
-    if kind == "none":
-        return (), ()
-    if kind == "full":
-        return (), Metadata(count_labels(data, num_classes))
-    used = label_counts(training, data, key, num_classes)
-    if kind == "this_round":
-        return (), Metadata(used)
-    seen = jnp.minimum(seen + used, count_labels(data, num_classes))
-    return seen, Metadata(seen)
 
 
 def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
@@ -172,7 +141,6 @@ def distilling(
     of_base = {name: options.pop(name) for name in options_of(make_base) if name in options}
     recipe, objective = settle(losses, variant, options)
     base = make_base(base, training, variant, **of_base)
-    trained = functools.partial(distil, recipe, objective)
     with_moments = objective.with_moments
     below = base.method
     feedback = recipe.feedback or below.name == "none"  # without a base nothing is averaged
@@ -221,18 +189,34 @@ def distilling(
     def receive(bucket, client, downlink, data, ctx):
         return client._replace(model=below.receive(bucket, client.model, downlink, data, ctx))
 
+    def count(seen, data, key, num_classes) -> Array | tuple[()]:
+        """Counts c_i^y of a client's round, int32 [C]; () if labels are not counted."""
+        if recipe.counts == "none":
+            return ()
+        if recipe.counts == "full":
+            return count_labels(data, num_classes)
+        used = label_counts(training, data, key, num_classes)
+        if recipe.counts == "this_round":
+            return used
+        return jnp.minimum(seen + used, count_labels(data, num_classes))
+
     def client_update(bucket, client, downlink, data, ctx):
         model, uplink, metrics = below.client_update(bucket, client.model, downlink, data, ctx)
-        seen, counts = count(
-            recipe.counts,
-            training,
-            client.seen,
-            data=data,
-            key=ctx.key,
-            num_classes=bucket.num_classes,
-        )
+        counts = count(client.seen, data, ctx.key, bucket.num_classes)
+        seen = counts if recipe.counts == "seen_so_far" else ()
+        sent = () if recipe.counts == "none" else Metadata(counts)
         moments = own_moments(bucket, model["params"], data) if with_moments else ()
-        return Client(model, seen), Uplink(uplink, counts, moments), metrics
+        return Client(model, seen), Uplink(uplink, sent, moments), metrics
+
+    def server_update(federation, server, received, ctx):
+        models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
+        model, metrics = below.server_update(federation, sent_model(server), models, ctx)
+        teachers = gather_teachers(federation, received, base.uploaded)
+        averaged = server._replace(model=model)
+        new, losses = distil(recipe, objective, federation, teachers, averaged, ctx)
+        if server.averaged:
+            new = new._replace(averaged=model)
+        return select(teachers.present.any(), new, server), metrics | losses
 
     def predict(bucket, client, downlink, x, mask):
         return below.predict(bucket, client.model, downlink, x, mask)
@@ -255,7 +239,7 @@ def distilling(
         broadcast=broadcast,
         receive=receive,
         client_update=client_update,
-        server_update=functools.partial(serve, base, trained),
+        server_update=server_update,
         predict=predict,
         global_model=GlobalModel(lambda server: server.model),
         needs=Needs(clients_data=recipe.images == "real"),

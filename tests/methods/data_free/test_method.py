@@ -16,7 +16,7 @@ from fedjax_ht.methods.data_free.bases import BASES, Server, make_base
 from fedjax_ht.methods.data_free.dense import dense
 from fedjax_ht.methods.data_free.dfrd import dfrd
 from fedjax_ht.methods.data_free.image_generator import make_generator
-from fedjax_ht.methods.data_free.method import count, pictures
+from fedjax_ht.methods.data_free.method import pictures
 from fedjax_ht.methods.data_free.options import Distillation
 from fedjax_ht.methods.registry import AVERAGING
 from fedjax_ht.models.sliced import sliced_model
@@ -104,15 +104,18 @@ def test_the_distilled_model_feeds_back():
 def test_labels_are_counted(kind):
     """Over two rounds of two steps of three samples each, and six rounds later."""
     labels = np.array([0, 2, 2, 3, 0, 1, 0])
-    data = tiny.client_data(labels, padding=2)
+    data = tiny.client_data(labels, shape=SHAPE, padding=2)
     training = LocalTraining(optax.sgd(0.1), batch_size=3, steps=2)
-    histogram, keys = np.bincount(labels, minlength=4), [jax.random.key(i) for i in range(8)]
-    used = [np.asarray(label_counts(training, data, key, 4)) for key in keys]
+    histogram = np.bincount(labels, minlength=NUM_CLASSES)
+    contexts = [tiny.context(0, seed) for seed in range(8)]
+    used = [np.asarray(label_counts(training, data, ctx.key, NUM_CLASSES)) for ctx in contexts]
     assert all(u.sum() == 6 for u in used) and not (used[0] == used[1]).all()
-    seen = jnp.zeros(4, jnp.int32) if kind == "seen_so_far" else ()
-    run = jax.jit(lambda seen, key: count(kind, training, seen, data=data, key=key, num_classes=4))
-    for number, key in enumerate(keys):
-        seen, message = run(seen, key)
+    method, bucket = dfrd(training, counts=kind), sliced_federation().buckets[0]
+    run = jax.jit(lambda client, ctx: method.client_update(bucket, client, (), data, ctx))
+    client = method.init_client(bucket, contexts[0])
+    for number, ctx in enumerate(contexts):
+        client, uplink, _ = run(client, ctx)
+        message = uplink.label_counts
         want = {
             "this_round": used[number],
             "seen_so_far": np.minimum(np.sum(used[: number + 1], axis=0), histogram),
@@ -120,7 +123,7 @@ def test_labels_are_counted(kind):
             "none": None,
         }[kind]
         if want is None:
-            assert message == seen == ()
+            assert message == client.seen == ()
         else:
             np.testing.assert_array_equal(message.value, want)
 
