@@ -67,8 +67,6 @@ from fedjax_ht.methods.shared.units import Latents, in_units
 from fedjax_ht.methods.shared.variants import Forms, Variant, settled
 from fedjax_ht.models.generator import Generator
 
-Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
-
 FORMS: Forms = {
     "paper": {"bandwidths": ("median",), "bounded": True, "antialias": True},
     "released": {"bandwidths": BANDWIDTHS, "bounded": False, "antialias": False},
@@ -89,7 +87,7 @@ def fedktl(
     server_epochs: Count = 100,
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 100,
-    bandwidths: Median | pair_server.Widths | None = None,
+    bandwidths: pair_server.Median | pair_server.Widths | None = None,
     bounded: bool | None = None,
     scale: Positive = 64.0,
     margin: Annotated[float, Within(0, math.pi)] = 0.5,
@@ -160,7 +158,10 @@ def fedktl(
     form = settled(variant, open_options, FORMS)
     released = variant == "released"
     angles = pairs.Classifier(etf=classifier == "etf", dim=dim, scale=scale, margin=margin)
-    regression = pairs.PairTraining(
+    training = pairs.clip_each(training, clip_norm)
+    train_on_pairs = pairs.pair_training(
+        training,
+        angles,
         mu=mu,
         transfer=transfer,
         all_pairs=all_pairs,
@@ -173,18 +174,10 @@ def fedktl(
         learning_rate=server_lr,
         mmd_weight=mmd_weight,
         mse_weight=mse_weight,
-        bandwidths="median" if tuple(form["bandwidths"]) == ("median",) else form["bandwidths"],
         variant=variant,
-    )
-    setup = pair_server.PairServer(
-        generator=generator,
-        alignment=alignment,
         source=source,
-        bounded=form["bounded"],
-        antialias=form["antialias"],
+        **form,
     )
-    update = pair_server.pair_update(setup)
-    training = pairs.clip_each(training, clip_norm)
 
     def check(federation) -> None:
         for bucket in federation.buckets:
@@ -201,7 +194,8 @@ def fedktl(
         return init_variables(pairs.bucket_of(angles, bucket), ctx.key)
 
     def init_server(federation, key):
-        return pair_server.init_pairs(setup, federation, pairs.dimensions(angles, federation), key)
+        width = pairs.dimensions(angles, federation)
+        return pair_server.init_pairs(generator, alignment, federation, width=width, key=key)
 
     def broadcast(federation, bucket, server, ctx):
         vectors = Masked(server.centroids, server.available) if transfer == "pairs" else ()
@@ -209,16 +203,7 @@ def fedktl(
 
     def client_update(bucket, client, downlink, data, ctx):
         bucket = pairs.bucket_of(angles, bucket)
-        client, result = pairs.train_on_pairs(
-            training,
-            regression,
-            angles,
-            bucket=bucket,
-            client=client,
-            pairs=downlink,
-            data=data,
-            ctx=ctx,
-        )
+        client, result = train_on_pairs(bucket, client, downlink, data, ctx)
         return client, uplink(bucket, client, data), {"loss": result.loss}
 
     def uplink(bucket, client, data):
@@ -239,9 +224,6 @@ def fedktl(
         return pairs.represent(
             angles, bucket, client["params"], stats=client["stats"], x=x, mask=mask
         ).outputs
-
-    def server_update(federation, server, received, ctx):
-        return update(server, received, ctx)
 
     def compared(bucket, client, x, mask):
         return outputs_of(pairs.bucket_of(angles, bucket), client, x, mask)
@@ -264,7 +246,7 @@ def fedktl(
         init_client=init_client,
         broadcast=broadcast,
         client_update=client_update,
-        server_update=server_update,
+        server_update=pair_server.pair_update(generator, alignment),
         predict=predict,
         rules=(classifier,),
         view=View(

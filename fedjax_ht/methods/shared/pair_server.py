@@ -33,6 +33,7 @@ from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.batches import Batch, class_means, class_sums
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import ServerUpdate
 from fedjax_ht.core.server_training import RowTraining, compact, train_on_rows
 from fedjax_ht.core.trees import Array, HostArray, PyTree
 from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
@@ -51,10 +52,12 @@ MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)
 WARN_OUTSIDE = 0.9  # share of F's latents
 WARN_REACH = 3  # radii of the ball that holds the valid latents
 
+Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
 Widths = Annotated[tuple[Positive, ...], Within(1)]
 SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
 # F: (params, prototypes [M, K], mask [M]) -> [M, H]
 Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]
+Source = Literal["prototypes", "labels", "valid", "noise"]
 
 
 class FeatureTransformer(nn.Module):
@@ -79,16 +82,19 @@ class FeatureTransformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """Options for training F in a round.
+    """Options of the server: the training of F in a round, and the source of pairs.
 
     Attributes:
       epochs: number E_S of passes over the uploaded prototypes.
       batch_size: number B_S of prototypes per step.
       learning_rate: learning rate eta_S of Adam.
       mmd_weight, mse_weight: weights of L_MMD and of L_MSE; the latter is the paper's lambda.
-      bandwidths: bandwidths of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the
+      bandwidths: bandwidths of the RBF kernels, or ("median",): 1/4, 1/2, 1 and 2 times half the
         median squared distance of valid latents.
       variant: "paper" or "released", see `methods.fedktl`.
+      source: the source of latents and images, see the module's docstring.
+      bounded: True if F's range is the ball that holds the valid latents.
+      antialias: antialiasing when images are shrunk to the clients' size.
     """
 
     epochs: Count = 100
@@ -96,8 +102,11 @@ class Alignment:
     learning_rate: Positive = 0.01
     mmd_weight: NonNegative = 1.0
     mse_weight: NonNegative = 1.0
-    bandwidths: Literal["median"] | Widths = "median"
+    bandwidths: Median | Widths = ("median",)
     variant: Variant = "paper"
+    source: Source = "prototypes"
+    bounded: bool = True
+    antialias: bool = True
 
     def __post_init__(self):
         check_fields(self)
@@ -132,7 +141,7 @@ def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.
 
 def choose_bandwidths(options: Alignment, sample_w: SampleW, key: jax.Array) -> jax.Array:
     """Returns the bandwidths of the kernels, float32 [A]."""
-    if options.bandwidths != "median":
+    if options.bandwidths[0] != "median":
         return jnp.array(options.bandwidths)
     valid_latents = sample_w(key, max(options.batch_size, 2))
     return jnp.array(MEDIAN_SHARES) * median_distance2(valid_latents) / 2
@@ -190,8 +199,34 @@ def align(
         discrepancy = mmd_loss(latents, valid_latents, mask, bandwidths)
         return options.mmd_weight * discrepancy + options.mse_weight * apart
 
-    setting = {"bandwidths": bandwidths, "uploads": uploads, "batch_size": options.batch_size}
-    setting |= {"num_classes": len(centroids)}
+    def diagnose(params, key):
+        """Measures F on the first `batch_size` uploads.
+
+        Returns:
+          Metrics, float32 scalars: "mmd" and "mse", both losses unweighted; "kernel_1", ..., the
+          mean of each kernel between F(P) and valid latents (all near 0: the alignment has no
+          gradient); "distance2_to_valid" and "distance2_of_valid", medians of the squared distances
+          between these and among valid latents.
+        """
+        latents = transform(params, uploads.prototypes, uploads.valid)
+        split = compact(uploads.valid)
+        position = jnp.arange(options.batch_size)
+        # Positions past the end read some upload, which is masked.
+        chosen = split.indices[jnp.minimum(position, len(latents) - 1)]
+        some, mask = latents[chosen], position < split.count
+        w = sample_w(key, options.batch_size)
+        kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
+        across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
+        metrics = {
+            "mmd": mmd_loss(some, w, mask, bandwidths),
+            "mse": class_spread(latents, uploads, len(centroids)),
+            "distance2_to_valid": jnp.nan_to_num(jnp.nanmedian(across)),
+            "distance2_of_valid": median_distance2(w),
+        }
+        for i, mean in enumerate(kernels, 1):
+            metrics[f"kernel_{i}"] = mean
+        return metrics
+
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     released = options.variant == "released"
     if released:
@@ -201,46 +236,15 @@ def align(
     # Indices of the uploads: of_all reads all of them at every step.
     rows = jnp.arange(len(uploads.valid))
     recipe = RowTraining(optimizer, options.epochs, options.batch_size, drop_single=released)
-    before = diagnose(transform, params, sample_w, key=before_key, **setting)
+    before = diagnose(params, before_key)
     trained, _ = train_on_rows(recipe, loss, trained, rows, uploads.valid, key=train_key)
     params = trained["transformer"]
-    after = diagnose(transform, params, sample_w, key=after_key, **setting)
+    after = diagnose(params, after_key)
     if released:
         centroids = trained["centroids"]
     else:
         centroids = mean_latents(transform, params, uploads, centroids)
     return params, centroids, {"mmd_before": before["mmd"]} | after
-
-
-def diagnose(
-    transform, params, sample_w, *, bandwidths, uploads, batch_size, key, num_classes
-) -> dict:
-    """Measures F on the first `batch_size` uploads; arguments as for `align`.
-
-    Returns:
-      Metrics, float32 scalars: "mmd" and "mse", both losses unweighted; "kernel_1", ..., the mean
-      of each kernel between F(P) and valid latents (all near 0: the alignment has no gradient);
-      "distance2_to_valid" and "distance2_of_valid", medians of the squared distances between these
-      and among valid latents.
-    """
-    latents = transform(params, uploads.prototypes, uploads.valid)
-    split = compact(uploads.valid)
-    position = jnp.arange(batch_size)
-    # Positions past the end read some upload, which is masked.
-    chosen = split.indices[jnp.minimum(position, len(latents) - 1)]
-    some, mask = latents[chosen], position < split.count
-    w = sample_w(key, batch_size)
-    kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
-    across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
-    metrics = {
-        "mmd": mmd_loss(some, w, mask, bandwidths),
-        "mse": class_spread(latents, uploads, num_classes),
-        "distance2_to_valid": jnp.nan_to_num(jnp.nanmedian(across)),
-        "distance2_of_valid": median_distance2(w),
-    }
-    for i, mean in enumerate(kernels, 1):
-        metrics[f"kernel_{i}"] = mean
-    return metrics
 
 
 def off_manifold(
@@ -347,11 +351,7 @@ def synthesise(
     return lax.map(synthesise_one, latents, batch_size=BATCH)
 
 
-Source = Literal["prototypes", "labels", "valid", "noise"]
 FIXED = ("valid", "noise")  # drawn once
-
-# (server, uplinks by bucket, context) -> (server, metrics)
-Update = Callable[["Server", dict[str, Received], Context], tuple["Server", Metrics]]
 
 
 class Server(NamedTuple):
@@ -370,39 +370,14 @@ class Server(NamedTuple):
     available: jax.Array
 
 
-class PairServer(NamedTuple):
-    """Options of the server.
-
-    Attributes:
-      generator: the generator that makes images of latents.
-      alignment: options of the training of F.
-      source: the source of latents and images, see the module's docstring.
-      bounded: True if F's range is the ball that holds the valid latents.
-      antialias: antialiasing when images are shrunk to the clients' size.
-    """
-
-    generator: Generator
-    alignment: Alignment
-    source: Source
-    bounded: bool
-    antialias: bool
-
-    @property
-    def released(self) -> bool:
-        """True for the authors' loop."""
-        return self.alignment.variant == "released"
-
-    @property
-    def transformer(self) -> FeatureTransformer:
-        """F, as a Flax module."""
-        return FeatureTransformer(self.generator.latent_dim)
-
-
-def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.Array) -> Server:
+def init_pairs(
+    generator: Generator, options: Alignment, federation: Federation, *, width: int, key: jax.Array
+) -> Server:
     """Initialises the server: F and Qbar are random, and no class has a pair.
 
     Args:
-      setup: the server's options.
+      generator: the generator that makes images of latents.
+      options: the server's options.
       federation: the federation; its number of classes and image shape are read.
       width: width K of a prototype.
       key: the key of the draws.
@@ -410,35 +385,40 @@ def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.A
     first, second = jax.random.split(key)
     classes = federation.num_classes
     params: PyTree = {}
-    if setup.source == "prototypes":
+    if options.source == "prototypes":
         rows = jnp.zeros((2, width)), jnp.ones(2, bool)
-        params = setup.transformer.init(first, *rows)["params"]
+        params = FeatureTransformer(generator.latent_dim).init(first, *rows)["params"]
     return Server(
         transformer=params,
-        centroids=jax.random.normal(second, (classes, setup.generator.latent_dim)),
+        centroids=jax.random.normal(second, (classes, generator.latent_dim)),
         images=jnp.zeros((classes, *federation.buckets[0].input_shape)),
         available=jnp.zeros(classes, bool),
     )
 
 
-def pair_update(setup: PairServer) -> Update:
-    """Makes the server's step: new latents, and their images."""
+def pair_update(generator: Generator, options: Alignment) -> ServerUpdate:
+    """Makes the server's step: new latents, and their images.
+
+    Args:
+      generator: the generator that makes images of latents.
+      options: the server's options.
+    """
     new_latents = _latents_of_source
-    if setup.source == "prototypes":
+    if options.source == "prototypes":
         new_latents = _latents_of_prototypes
     # Compiled separately, and made once: with a generator on the host, the server's step cannot be
     # compiled as a whole.
-    new_latents = jax.jit(functools.partial(new_latents, setup))
+    new_latents = jax.jit(functools.partial(new_latents, generator, options))
 
-    def update(server: Server, received: dict[str, Received], ctx: Context):
+    def update(federation, server: Server, received: dict[str, Received], ctx: Context):
         new, metrics = new_latents(server, received, ctx.key, ctx.pretrained)
-        if setup.source == "noise":
+        if options.source == "noise":
             # Independent numbers, uniform in [0, 1).
             images = jax.random.uniform(jax.random.fold_in(ctx.key, 2), server.images.shape)
         else:
-            form = server.images.shape[1:], setup.antialias
-            images = synthesise(setup.generator, ctx.pretrained, new.centroids, *form)
-        changed = new.available & ~_kept(setup, server)
+            form = server.images.shape[1:], options.antialias
+            images = synthesise(generator, ctx.pretrained, new.centroids, *form)
+        changed = new.available & ~_kept(options, server)
         images = jnp.where(changed[:, None, None, None], images, server.images)
         return new._replace(images=images), metrics
 
@@ -473,36 +453,47 @@ def latents_of(
 
 
 def _latents_of_source(
-    setup: PairServer, server: Server, received, key: jax.Array, weights: Weights
+    generator: Generator,
+    options: Alignment,
+    server: Server,
+    received: dict[str, Received],
+    key: jax.Array,
+    weights: Weights,
 ) -> tuple[Server, Metrics]:
     draw_key, _ = jax.random.split(key)
     classes = len(server.centroids)
-    centroids = latents_of(setup.source, setup.generator, weights, draw_key, classes)
-    centroids = jnp.where(_kept(setup, server)[:, None], server.centroids, centroids)
+    centroids = latents_of(options.source, generator, weights, draw_key, classes)
+    centroids = jnp.where(_kept(options, server)[:, None], server.centroids, centroids)
     available = jnp.ones_like(server.available)
     return server._replace(centroids=centroids, available=available), {}
 
 
 def _latents_of_prototypes(
-    setup: PairServer, server: Server, received, key: jax.Array, weights: Weights
+    generator: Generator,
+    options: Alignment,
+    server: Server,
+    received: dict[str, Received],
+    key: jax.Array,
+    weights: Weights,
 ) -> tuple[Server, Metrics]:
     _, align_key = jax.random.split(key)
     uploads = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
+    transformer = FeatureTransformer(generator.latent_dim)
 
     def sample_w(key, n):
-        return setup.generator.sample_w(weights, key, n)
+        return generator.sample_w(weights, key, n)
 
     def unbounded(params, rows, mask) -> Array:
-        latents: PyTree = setup.transformer.apply({"params": params}, rows, mask)
+        latents: PyTree = transformer.apply({"params": params}, rows, mask)
         return latents
 
     def inside(params, rows, mask) -> Array:
         return into(weights.ball, unbounded(params, rows, mask))
 
     params, centroids, metrics = align(
-        transform=inside if setup.bounded else unbounded,
+        transform=inside if options.bounded else unbounded,
         sample_w=sample_w,
-        options=setup.alignment,
+        options=options,
         params=server.transformer,
         centroids=server.centroids,
         uploads=uploads,
@@ -510,13 +501,13 @@ def _latents_of_prototypes(
     )
     # A maximum, since several uploads of a class write to its entry.
     available = server.available.at[uploads.labels].max(uploads.valid)
-    if setup.released:  # a pair for every class, from the first upload on
+    if options.variant == "released":  # a pair for every class, from the first upload on
         available |= uploads.valid.any()
     latents = unbounded(params, uploads.prototypes, uploads.valid)
     metrics |= off_manifold(latents, uploads.valid, centroids, available, weights.ball)
     return server._replace(transformer=params, centroids=centroids, available=available), metrics
 
 
-def _kept(setup: PairServer, server: Server) -> jax.Array:
+def _kept(options: Alignment, server: Server) -> jax.Array:
     """Marks the pairs that are never replaced, bool [C]."""
-    return server.available & (setup.source in FIXED)
+    return server.available & (options.source in FIXED)

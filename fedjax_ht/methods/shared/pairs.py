@@ -15,6 +15,7 @@ head:  the score is the head's logit, the loss the cross-entropy; prototypes are
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -25,11 +26,9 @@ import optax
 from fedjax_ht.check.options import traced
 from fedjax_ht.core.batches import Batch, shuffled
 from fedjax_ht.core.bucket import Bucket, features, logits
-from fedjax_ht.core.context import Context
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import pixels_of
 from fedjax_ht.core.local_training import LocalTraining, Loss, TrainingResult, train
-from fedjax_ht.core.samples import Data
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Masked
@@ -45,20 +44,12 @@ def simplex_etf(num_classes: int, dim: int) -> np.ndarray:
     U is drawn from a fixed seed, so that it need not be sent to clients.
 
     Args:
-      num_classes: number of classes, C.
-      dim: length of a vector.
+      num_classes: number of classes, C, at least 2.
+      dim: length of a vector, at least C.
 
     Returns:
       float32 [dim, C]: columns of length 1, with cosine -1 / (C - 1) between any two.
-
-    Raises:
-      ValueError: dim is below num_classes, or there are fewer than two classes.
     """
-    if not 2 <= num_classes <= dim:
-        raise ValueError(
-            f"an ETF of {num_classes} classes needs at least 2 classes and as many dimensions, "
-            f"got {dim}"
-        )
     basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, num_classes)))
     centred = np.eye(num_classes) - 1 / num_classes
     return (np.sqrt(num_classes / (num_classes - 1)) * basis @ centred).astype(np.float32)
@@ -100,16 +91,12 @@ def dimensions(classifier: Classifier, place: Federation | Bucket) -> int:
     return place.num_classes if classifier.dim is None else classifier.dim
 
 
-def with_outputs(bucket: Bucket, dim: int) -> Bucket:
-    """Gives a bucket's models a linear head of `dim` outputs, if theirs has another number."""
-    if dim == bucket.num_classes:
-        return bucket
-    return dataclasses.replace(bucket, module=bucket.module.clone(head=Linear(dim)))
-
-
 def bucket_of(classifier: Classifier, bucket: Bucket) -> Bucket:
     """Returns the bucket with the head that the classifier needs."""
-    return with_outputs(bucket, dimensions(classifier, bucket)) if classifier.etf else bucket
+    dim = dimensions(classifier, bucket)
+    if not classifier.etf or dim == bucket.num_classes:
+        return bucket
+    return dataclasses.replace(bucket, module=bucket.module.clone(head=Linear(dim)))
 
 
 def check_dimensions(classifier: Classifier, federation: Federation) -> None:
@@ -180,25 +167,6 @@ class Pairs(NamedTuple):
     vectors: PyTree
 
 
-class PairTraining(NamedTuple):
-    """Options for training on pairs.
-
-    Attributes:
-      mu: weight of the regression.
-      transfer: the transferred knowledge, "pairs" or, as an ablation, "images".
-      all_pairs: True uses all C pairs at every step instead of as many as a batch has samples.
-      in_passes: True takes a step's pairs from passes over all pairs, as released; False draws them
-        anew at each step.
-      latent_dim: H, the length of a latent.
-    """
-
-    mu: float
-    transfer: Transfer
-    all_pairs: bool
-    in_passes: bool
-    latent_dim: int
-
-
 def first_projection(feature_dim: int, latent_dim: int) -> PyTree:
     """Returns h' at the start of a round: {"kernel" [K', H], "bias" [H]}, by torch's default.
 
@@ -259,80 +227,86 @@ def clip_each(training: LocalTraining, clip_norm: float) -> LocalTraining:
     return in_parts(training, {"model": each, "projection": each})
 
 
-def train_on_pairs(
+def pair_training(
     training: LocalTraining,
-    options: PairTraining,
     classifier: Classifier,
     *,
-    bucket: Bucket,
-    client: PyTree,
-    pairs: Pairs,
-    data: Data,
-    ctx: Context,
-) -> tuple[PyTree, TrainingResult]:
-    """Trains a client on its samples and on the pairs.
+    mu: float,
+    transfer: Transfer,
+    all_pairs: bool,
+    in_passes: bool,
+    latent_dim: int,
+) -> Callable[..., tuple[PyTree, TrainingResult]]:
+    """Makes a client's training on its samples and on the pairs.
 
     Args:
       training: the recipe of local training, for the parameters {"model", "projection"}.
-      options, classifier: the method's options.
-      bucket: the bucket of the client, with the classifier's head (`bucket_of`).
-      client: the client's state, {"params", "stats"}.
-      pairs: the pairs of the downlink.
-      data, ctx: the client's data and its context, as for `client_update`.
+      classifier: the method's classifier.
+      mu: weight of the regression.
+      transfer: the transferred knowledge, "pairs" or, as an ablation, "images".
+      all_pairs: True uses all C pairs at every step instead of as many as a batch has samples.
+      in_passes: True takes a step's pairs from passes over all pairs, as released; False draws them
+        anew at each step.
+      latent_dim: H, the length of a latent.
 
     Returns:
-      The client's new state, and the result of the training.
+      (bucket, client, pairs, data, ctx) -> (client, result): the bucket has the classifier's head
+      (`bucket_of`), the pairs are those of the downlink, and the others as for `client_update`.
     """
-    images, vectors = pairs.images, pairs.vectors
-    size = bucket.num_classes if options.all_pairs else min(training.batch_size, bucket.num_classes)
-    extra = images.mask.sum() / jnp.maximum(data.splits["train"].count, 1)
-    passes_key = jax.random.fold_in(ctx.key, 1)
 
-    def loss_in_passes(params, stats, batch: Batch, key) -> Loss:
-        step = stats["step"]
-        chosen = draw_in_passes(images.mask, size, step, passes_key)
-        result = loss_on(chosen, params, stats["model"], batch, key)
-        return result._replace(stats={"model": result.stats, "step": step + 1})
+    def train_on_pairs(bucket, client, pairs: Pairs, data, ctx):
+        images, vectors = pairs.images, pairs.vectors
+        size = bucket.num_classes if all_pairs else min(training.batch_size, bucket.num_classes)
+        extra = images.mask.sum() / jnp.maximum(data.splits["train"].count, 1)
+        passes_key = jax.random.fold_in(ctx.key, 1)
 
-    def loss(params, stats, batch: Batch, key) -> Loss:
-        chosen = draw(images.mask, size, jax.random.split(key, 3)[2])
-        return loss_on(chosen, params, stats, batch, key)
+        def loss_in_passes(params, stats, batch: Batch, key) -> Loss:
+            step = stats["step"]
+            chosen = draw_in_passes(images.mask, size, step, passes_key)
+            result = loss_on(chosen, params, stats["model"], batch, key)
+            return result._replace(stats={"model": result.stats, "step": step + 1})
 
-    def loss_on(chosen, params, stats, batch: Batch, key) -> Loss:
-        model, (model_key, pair_key, _) = params["model"], jax.random.split(key, 3)
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            chosen = draw(images.mask, size, jax.random.split(key, 3)[2])
+            return loss_on(chosen, params, stats, batch, key)
 
-        def classify(representation, labels, mask):
-            values = scores(classifier, bucket, model, representation)
-            return classification_loss(classifier, values, labels, mask)
+        def loss_on(chosen, params, stats, batch: Batch, key) -> Loss:
+            model, (model_key, pair_key, _) = params["model"], jax.random.split(key, 3)
 
-        represented = functools.partial(represent, classifier, bucket, model, train=True)
-        samples = represented(stats=stats, x=batch.x, mask=batch.mask, key=model_key)
-        value = classify(samples, batch.y, batch.mask)
-        # A static mu of 0 drops the pairs from the program.
-        if not traced(options.mu) and options.mu == 0 and options.transfer == "pairs":
-            return Loss(value, samples.stats)
-        index, mask = chosen
-        # Images and vectors of classes without a pair may be NaN: they are replaced when read.
-        pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
-        x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
-        shown = represented(stats=samples.stats, x=x, mask=mask, key=pair_key)
-        if options.transfer == "images":
-            # Weighted as if the images joined the samples: `extra` is images per sample.
-            return Loss(value + extra * classify(shown, index, mask), shown.stats)
-        projection = params["projection"]
-        guess = shown.features @ projection["kernel"] + projection["bias"]
-        target = jnp.where(mask[:, None], vectors.values[index], 0)
-        squares = jnp.mean((guess - target) ** 2, -1)
-        return Loss(value + options.mu * masked_mean(squares, mask), shown.stats)
+            def classify(representation, labels, mask):
+                values = scores(classifier, bucket, model, representation)
+                return classification_loss(classifier, values, labels, mask)
 
-    projection = first_projection(bucket.feature_dim, options.latent_dim)
-    params = {"model": client["params"], "projection": projection}
-    stats, loss_fn = client["stats"], loss
-    # DP-SGD carries no statistics from step to step, so no step count: pairs are drawn anew.
-    in_passes = options.in_passes and data.trainer is None
-    if in_passes:
-        stats, loss_fn = {"model": stats, "step": jnp.int32(0)}, loss_in_passes
-    result = train(training, loss_fn, params, stats, data, key=ctx.key)
-    if in_passes:
-        result = result._replace(stats=result.stats["model"])
-    return {"params": result.params["model"], "stats": result.stats}, result
+            represented = functools.partial(represent, classifier, bucket, model, train=True)
+            samples = represented(stats=stats, x=batch.x, mask=batch.mask, key=model_key)
+            value = classify(samples, batch.y, batch.mask)
+            # A static mu of 0 drops the pairs from the program.
+            if not traced(mu) and mu == 0 and transfer == "pairs":
+                return Loss(value, samples.stats)
+            index, mask = chosen
+            # Images and vectors of classes without a pair may be NaN: they are replaced when read.
+            pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
+            x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
+            shown = represented(stats=samples.stats, x=x, mask=mask, key=pair_key)
+            if transfer == "images":
+                # Weighted as if the images joined the samples: `extra` is images per sample.
+                return Loss(value + extra * classify(shown, index, mask), shown.stats)
+            projection = params["projection"]
+            guess = shown.features @ projection["kernel"] + projection["bias"]
+            target = jnp.where(mask[:, None], vectors.values[index], 0)
+            squares = jnp.mean((guess - target) ** 2, -1)
+            return Loss(value + mu * masked_mean(squares, mask), shown.stats)
+
+        projection = first_projection(bucket.feature_dim, latent_dim)
+        params = {"model": client["params"], "projection": projection}
+        stats, loss_fn = client["stats"], loss
+        # DP-SGD carries no statistics from step to step, so no step count: pairs are drawn anew.
+        counted = in_passes and data.trainer is None
+        if counted:
+            stats, loss_fn = {"model": stats, "step": jnp.int32(0)}, loss_in_passes
+        result = train(training, loss_fn, params, stats, data, key=ctx.key)
+        if counted:
+            result = result._replace(stats=result.stats["model"])
+        return {"params": result.params["model"], "stats": result.stats}, result
+
+    return train_on_pairs

@@ -63,9 +63,3 @@ def test_it_is_always_the_same_and_not_aligned_with_the_axes():
     np.random.seed(3)  # nobody else's state matters
     np.testing.assert_array_equal(simplex_etf(10, 12), simplex_etf(10, 12))
     assert np.abs(simplex_etf(10, 10)).max() < 0.95
-
-
-@pytest.mark.parametrize(("classes", "dim"), [(5, 4), (1, 3), (0, 0)])
-def test_too_few_dimensions_or_classes_are_refused(classes, dim):
-    with pytest.raises(ValueError, match=f"an ETF of {classes} classes needs .* got {dim}$"):
-        simplex_etf(classes, dim)
