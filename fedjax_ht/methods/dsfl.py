@@ -90,6 +90,7 @@ def dsfl(
       digest_epochs, digest_batch_size: epochs and batch size of training on public samples.
     """
     recipe = public.recipe_on_public(training, digest_batch_size, digest_epochs)
+    digest = public.digesting(recipe, divergence)
 
     def init_server(federation, key):
         targets = public.no_targets(public_per_round, federation.num_classes)
@@ -107,15 +108,7 @@ def dsfl(
         values = sharpened(weighted_mean(joined.uplink, weights), temperature)
         targets = public.renewed(federation, server.targets, values, weights.any(), ctx)
         data = ctx.data._replace(round=ctx.round)
-        model, loss = public.digest(
-            recipe,
-            divergence,
-            server_bucket(federation),
-            model=server.model,
-            data=data,
-            targets=targets,
-            key=ctx.key,
-        )
+        model, loss = digest(server_bucket(federation), server.model, data, targets, ctx.key)
         new = select(weights.any(), Server(targets, model), server)
         return new, {"server_loss": loss, "entropy": entropy(values).mean()}
 

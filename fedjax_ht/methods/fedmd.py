@@ -75,6 +75,7 @@ def fedmd(
       pretrain_epochs: epochs of the first phase on the public labels.
     """
     recipe = public.recipe_on_public(training, digest_batch_size, max(1, digest_epochs))
+    digest = public.digesting(recipe, DISTANCES[digest_loss])
     first = public.recipe_on_public(training, digest_batch_size, max(1, pretrain_epochs))
 
     def check(federation):
@@ -101,15 +102,7 @@ def fedmd(
         distance = jnp.zeros(())
         if digest_epochs:
             targets = public.received_targets(downlink)
-            client, distance = public.digest(
-                recipe,
-                DISTANCES[digest_loss],
-                bucket,
-                model=client,
-                data=data,
-                targets=targets,
-                key=keys[1],
-            )
+            client, distance = digest(bucket, client, data, targets, keys[1])
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[2]))
         client = client | {"is_pretrained": jnp.ones((), bool)}
         scores = public.outputs_of(bucket, client, data, downlink.requested.value)

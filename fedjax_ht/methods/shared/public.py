@@ -161,43 +161,37 @@ def on_split(data: Data, split: Split) -> Data:
     return data._replace(splits=data.splits | {"train": split}, trainer=None)
 
 
-def digest(
-    recipe: LocalTraining,
-    distance: Distance,
-    bucket: Bucket,
-    model: PyTree,
-    data: Data,
-    targets: Targets,
-    key: jax.Array,
-) -> tuple[PyTree, jax.Array]:
-    """Trains a model towards targets; without targets, the model is unchanged.
+def digesting(recipe: LocalTraining, distance: Distance) -> Callable[..., tuple[PyTree, jax.Array]]:
+    """Makes the training of a model towards targets; without targets, the model is unchanged.
 
     Args:
       recipe: the recipe of the training, see `recipe_on_public`.
       distance: the loss of a batch.
-      bucket, model: the bucket, and a state with the model as "params" and "stats".
-      data: data with the public set.
-      targets: the targets and their samples.
-      key: the key for order and dropout.
 
     Returns:
-      The new state, and the mean loss; 0 without targets.
+      (bucket, model, data, targets, key) -> (model, mean loss): the model is a state with "params"
+      and "stats", the data have the public set, the key is for order and dropout. The loss is 0
+      without targets.
     """
-    chosen, values = samples_at(data, targets.positions), dense(targets.rows)
-    # The label of a public sample is the index of its target.
-    rows = jnp.zeros_like(data.labels).at[chosen.indices].set(jnp.arange(len(values)))
-    shown = on_split(data._replace(labels=rows), chosen)
 
-    def loss(params, stats, batch, key) -> Loss:
-        representations, stats = batch_features(bucket, params, stats, batch, key)
-        scores = logits(bucket, params, representations)
-        return Loss(distance(scores, values[batch.y], batch.mask), stats)
+    def digest(bucket: Bucket, model: PyTree, data: Data, targets: Targets, key: jax.Array):
+        chosen, values = samples_at(data, targets.positions), dense(targets.rows)
+        # The label of a public sample is the index of its target.
+        rows = jnp.zeros_like(data.labels).at[chosen.indices].set(jnp.arange(len(values)))
+        shown = on_split(data._replace(labels=rows), chosen)
 
-    digested, result = train_client(recipe, loss, bucket, model, shown, key)
-    # The first round trains in vain: a sample count of 0 would hide the number of steps from FLOP
-    # counts.
-    exist = targets.rows.mask.any()
-    return select(exist, digested, model), jnp.where(exist, result.loss, 0)
+        def loss(params, stats, batch, key) -> Loss:
+            representations, stats = batch_features(bucket, params, stats, batch, key)
+            scores = logits(bucket, params, representations)
+            return Loss(distance(scores, values[batch.y], batch.mask), stats)
+
+        digested, result = train_client(recipe, loss, bucket, model, shown, key)
+        # The first round trains in vain: a sample count of 0 would hide the number of steps from
+        # FLOP counts.
+        exist = targets.rows.mask.any()
+        return select(exist, digested, model), jnp.where(exist, result.loss, 0)
+
+    return digest
 
 
 def received_targets(downlink: Downlink) -> Targets:
@@ -219,13 +213,11 @@ def digest_and_train(
       output: (bucket, client, x, mask) -> float [B, D], what clients send for the requested
         samples; by default the logits.
     """
+    digest = digesting(recipe, distance)
 
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key)
-        targets = received_targets(downlink)
-        client, apart = digest(
-            recipe, distance, bucket, model=client, data=data, targets=targets, key=keys[0]
-        )
+        client, apart = digest(bucket, client, data, received_targets(downlink), keys[0])
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
         uplink = outputs_of(bucket, client, data, downlink.requested.value, output)
         return client, uplink, {"loss": result.loss, "digest_loss": apart}
