@@ -39,7 +39,7 @@ from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.server_training import RowTraining, train_on_rows
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.corrections import in_unit_interval
-from fedjax_ht.methods.shared.mutual import average_copies, init_pair, take_shared, train_pair
+from fedjax_ht.methods.shared.mutual import average_copies, init_pair, pair_training, take_shared
 
 BATCH = 64  # samples a step on the adaptability set
 EPOCHS, LEARNING_RATE = 10, 1e-3  # of the training of w
@@ -145,9 +145,7 @@ def fedapen(
         return client | {"weight": learn(client["weight"], rows, valid, ctx.key)}
 
     def client_update(bucket, client, downlink, data, ctx):
-        task = bucket.task
-
-        def losses(private, shared, batch, extra):
+        def losses(task, private, shared, batch, extra):
             outputs = ensemble(client["weight"], private.logits, shared.logits)
             together = task.loss(outputs, batch.y, batch.mask)
 
@@ -158,8 +156,8 @@ def fedapen(
 
             return loss_of(private, shared), loss_of(shared, private)
 
-        kept = hold_out(data, adapt_every)
-        client, _, result = train_pair(training, bucket, client, data=kept, ctx=ctx, losses=losses)
+        train_pair = pair_training(training, losses)
+        client, _, result = train_pair(bucket, client, hold_out(data, adapt_every), ctx)
         return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
 
     def predict(bucket, client, downlink, x, mask):

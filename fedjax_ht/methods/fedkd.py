@@ -51,7 +51,6 @@ form says how arrays are cut into matrices:
                components
 """
 
-import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -59,7 +58,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import Count, Part, checked, traced
 from fedjax_ht.core.aggregation import gather_received
-from fedjax_ht.core.batches import Batch, add_trees
+from fedjax_ht.core.batches import add_trees
 from fedjax_ht.core.bucket import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Needs, Wire
@@ -249,29 +248,6 @@ class Downlink(NamedTuple):
     absolute: Metadata
 
 
-def losses(
-    task: Task,
-    scale_by_classes: bool,
-    private: mutual.Outputs,
-    shared: mutual.Outputs,
-    batch: Batch,
-    projection: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Computes L_m and L_g, where `scale_by_classes` divides the KL by the number of classes."""
-    private_error = task.loss(private.logits, batch.y, batch.mask)
-    shared_error = task.loss(shared.logits, batch.y, batch.mask)
-    both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
-    scale = 1 / private.logits.shape[-1] if scale_by_classes else 1.0
-    gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
-    hidden = masked_mean(gap, batch.mask)
-
-    def loss_of(error, model, teacher):
-        divergence = scale * task.divergence(teacher.logits, model.logits, batch.mask)
-        return error + (divergence + hidden) / both
-
-    return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
-
-
 @checked
 def fedkd(
     training: LocalTraining,
@@ -292,6 +268,23 @@ def fedkd(
         for their differences.
     """
     released = variant == "released"
+
+    def losses(task: Task, private, shared, batch, projection):
+        """Computes L_m and L_g; the released form divides the KL by the number of classes."""
+        private_error = task.loss(private.logits, batch.y, batch.mask)
+        shared_error = task.loss(shared.logits, batch.y, batch.mask)
+        both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
+        scale = 1 / private.logits.shape[-1] if released else 1.0
+        gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
+        hidden = masked_mean(gap, batch.mask)
+
+        def loss_of(error, model, teacher):
+            divergence = scale * task.divergence(teacher.logits, model.logits, batch.mask)
+            return error + (divergence + hidden) / both
+
+        return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
+
+    train_pair = mutual.pair_training(training, losses, joint=released)
 
     def threshold(round: jax.Array) -> jax.Array | float:
         if not traced(start) and not traced(end) and start == end == 1:
@@ -337,17 +330,7 @@ def fedkd(
 
     def client_update(bucket, client, downlink, data, ctx):
         last = client["shared"]["params"]
-        pair_losses = functools.partial(losses, bucket.task, released)
-        trained, projection, result = mutual.train_pair(
-            training,
-            bucket,
-            client,
-            data=data,
-            ctx=ctx,
-            losses=pair_losses,
-            extra=client["projection"],
-            joint=released,
-        )
+        trained, projection, result = train_pair(bucket, client, data, ctx, client["projection"])
         change = jax.tree.map(jnp.subtract, trained["shared"]["params"], reference(last))
         client = mutual.take_shared(trained, params=last) | {"projection": projection}
         return client, pack(change, ctx.round), {"loss": result.loss}

@@ -22,7 +22,6 @@ Settled here:
   separately for each model.
 """
 
-import functools
 from typing import Annotated
 
 from fedjax_ht.check.options import SearchRange, Share, checked
@@ -62,19 +61,13 @@ def fml(
 
         return loss_of(private, shared, alpha), loss_of(shared, private, beta)
 
+    train_pair = mutual.pair_training(training, losses, joint=released)
+
     def init_server(federation, key):
         return init_variables(federation.shared, key)["params"]
 
     def client_update(bucket, client, downlink, data, ctx):
-        client, _, result = mutual.train_pair(
-            training,
-            bucket,
-            client,
-            data=data,
-            ctx=ctx,
-            losses=functools.partial(losses, bucket.task),
-            joint=released,
-        )
+        client, _, result = train_pair(bucket, client, data, ctx)
         return client, client["shared"]["params"], {"loss": result.loss}
 
     return Method(

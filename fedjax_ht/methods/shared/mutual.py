@@ -18,6 +18,7 @@ from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, Loss, LossFn, TrainingResult, train
 from fedjax_ht.core.samples import Data
+from fedjax_ht.core.task import Task
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.averaging import client_weights, mean_or
 from fedjax_ht.methods.shared.supervised import batch_features
@@ -30,9 +31,9 @@ class Outputs(NamedTuple):
     logits: jax.Array
 
 
-# (private model's outputs, shared model's outputs, batch, further parameters) -> (private model's
-# loss, shared model's loss)
-PairLoss = Callable[[Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Array]]
+# (task, private model's outputs, shared model's outputs, batch, further parameters) -> (private
+# model's loss, shared model's loss)
+PairLoss = Callable[[Task, Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Array]]
 
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
@@ -114,59 +115,53 @@ def train_parts(
     return client, {name: params[name] for name in beside}, result
 
 
-def train_pair(
-    training: LocalTraining,
-    bucket: Bucket,
-    client: PyTree,
-    *,
-    data: Data,
-    ctx: Context,
-    losses: PairLoss,
-    extra: PyTree = (),
-    joint: bool = False,
-) -> tuple[PyTree, PyTree, TrainingResult]:
-    """Trains both models of a client.
+def pair_training(
+    training: LocalTraining, losses: PairLoss, *, joint: bool = False
+) -> Callable[..., tuple[PyTree, PyTree, TrainingResult]]:
+    """Makes the training of both models of a client.
 
     The private model's batches and dropout are those of `supervised.train_model`.
 
     Args:
       training: the recipe of local training; its optimizer runs separately for each model.
-      bucket: the bucket of the client; it holds both modules.
-      client: a state as `init_pair` makes it.
-      data, ctx: the client's data and its context, as for `client_update`.
       losses: the two losses of one batch.
-      extra: further parameters, trained on the sum of both losses.
       joint: False trains each model on its own loss, with the other model's outputs as constants;
         True trains both on the sum.
 
     Returns:
-      The client's new state, the trained `extra`, and the result of the training; its loss is the
-      mean of the sum of both losses.
+      (bucket, client, data, ctx, extra=()) -> (client, extra, result): the client's state is as
+      `init_pair` makes it, the bucket holds both modules, data and ctx are as for `client_update`,
+      and `extra` are further parameters, trained on the sum of both losses. The result's loss is
+      the mean of the sum of both losses.
     """
-    beside = bucket.shared
-    assert beside is not None  # as in every bucket of clients
-
-    def outputs(part: Bucket, params, stats, batch: Batch, key):
-        rows, stats = batch_features(part, params, stats, batch, key)
-        return Outputs(rows, logits(part, params, rows)), stats
-
-    def as_teacher(outputs: Outputs) -> Outputs:
-        return outputs if joint else jax.lax.stop_gradient(outputs)
-
-    def loss(params, stats, batch: Batch, key) -> Loss:
-        private, private_stats = outputs(bucket, params["own"], stats["own"], batch, key)
-        key = jax.random.fold_in(key, 1)
-        shared, shared_stats = outputs(beside, params["shared"], stats["shared"], batch, key)
-        private_loss, _ = losses(private, as_teacher(shared), batch, params["beside"])
-        _, shared_loss = losses(as_teacher(private), shared, batch, params["beside"])
-        return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
-
     # An optimizer clips the gradient norm of one model, not of both.
     optimizers = {name: training.optimizer for name in ("own", "shared", "beside")}
-    client, extras, result = train_parts(
-        training, loss, client, {"beside": extra}, data=data, key=ctx.key, optimizers=optimizers
-    )
-    return client, extras["beside"], result
+
+    def train_pair(bucket: Bucket, client: PyTree, data: Data, ctx: Context, extra: PyTree = ()):
+        beside, task = bucket.shared, bucket.task
+        assert beside is not None  # as in every bucket of clients
+
+        def outputs(part: Bucket, params, stats, batch: Batch, key):
+            rows, stats = batch_features(part, params, stats, batch, key)
+            return Outputs(rows, logits(part, params, rows)), stats
+
+        def as_teacher(outputs: Outputs) -> Outputs:
+            return outputs if joint else jax.lax.stop_gradient(outputs)
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            private, private_stats = outputs(bucket, params["own"], stats["own"], batch, key)
+            key = jax.random.fold_in(key, 1)
+            shared, shared_stats = outputs(beside, params["shared"], stats["shared"], batch, key)
+            private_loss, _ = losses(task, private, as_teacher(shared), batch, params["beside"])
+            _, shared_loss = losses(task, as_teacher(private), shared, batch, params["beside"])
+            return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
+
+        client, extras, result = train_parts(
+            training, loss, client, {"beside": extra}, data=data, key=ctx.key, optimizers=optimizers
+        )
+        return client, extras["beside"], result
+
+    return train_pair
 
 
 def average_copies(
