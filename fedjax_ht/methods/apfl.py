@@ -39,29 +39,12 @@ from fedjax_ht.core.trees import PyTree
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import in_unit_interval
-from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
+from fedjax_ht.methods.shared.personal import init_both, receive_both, training_both
 
 
 def mixture(share: jax.Array, personal: PyTree, shared: PyTree) -> PyTree:
     """Mixes parameters: share personal + (1 - share) shared."""
     return jax.tree.map(lambda v, w: share * v + (1 - share) * w, personal, shared)
-
-
-def first_step_of(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Takes only an optimizer's first step of a round; its state is new in every round."""
-
-    def init(params):
-        return jnp.bool_(True), optimizer.init(params)
-
-    def update(updates, state, params=None):
-        first, state = state
-        updates, state = optimizer.update(updates, state, params)
-        return jax.tree.map(lambda u: jnp.where(first, u, 0), updates), (
-            jnp.zeros_like(first),
-            state,
-        )
-
-    return optax.GradientTransformation(init, update)
 
 
 @checked
@@ -82,27 +65,25 @@ def apfl(
       weighting: weights of the mean: numbers of training samples, or equal weights.
     """
     optimizer = training.optimizer
+    # Its state is new in every round, whose first step is therefore step 0.
+    first_step = optax.conditionally_mask(optimizer, lambda step, **_: step == 0)
     of_share = {
         "step": in_unit_interval(optimizer),
-        "round": in_unit_interval(first_step_of(optimizer)),
+        "round": in_unit_interval(first_step),
         "never": optax.set_to_zero(),
     }
     optimizers = {"own": optimizer, "shared": optimizer, "beside": of_share[alpha_every]}
+
+    def personal(params):
+        return mixture(params["beside"], params["own"], params["shared"])
+
+    train_both = training_both(training, optimizers, personal)
 
     def init_client(bucket, ctx):
         return init_both(bucket, ctx) | {"share": jnp.asarray(alpha, jnp.float32)}
 
     def client_update(bucket, client, downlink, data, ctx):
-        client, share, result = train_both(
-            training,
-            bucket,
-            client,
-            data,
-            ctx,
-            optimizers=optimizers,
-            personal=lambda params: mixture(params["beside"], params["own"], params["shared"]),
-            beside=client["share"],
-        )
+        client, share, result = train_both(bucket, client, data, ctx, client["share"])
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client | {"share": share}, uplink, {"loss": result.loss, "share": share}
 

@@ -26,7 +26,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
 from fedjax_ht.methods.shared.corrections import corrected, pull
-from fedjax_ht.methods.shared.personal import init_both, receive_both, train_both
+from fedjax_ht.methods.shared.personal import init_both, receive_both, training_both
 
 
 @checked
@@ -46,15 +46,9 @@ def ditto(
 
     def client_update(bucket, client, downlink, data, ctx):
         pulled = corrected(optimizer, pull(lam, downlink))
-        client, _, result = train_both(
-            training,
-            bucket,
-            client,
-            data,
-            ctx,
-            optimizers={"own": pulled, "shared": optimizer, "beside": optimizer},
-            personal=lambda params: params["own"],
-        )
+        optimizers = {"own": pulled, "shared": optimizer, "beside": optimizer}
+        train_both = training_both(training, optimizers, lambda params: params["own"])
+        client, _, result = train_both(bucket, client, data, ctx)
         uplink = ModelUplink(client["shared"]["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 

@@ -45,43 +45,38 @@ def begin_as_received(
     return client | {"params": select(first, downlink, client["params"])}
 
 
-def train_both(
+def training_both(
     training: LocalTraining,
-    bucket: Bucket,
-    client: PyTree,
-    data: Data,
-    ctx: Context,
-    *,
     optimizers: Mapping[str, optax.GradientTransformation],
     personal: Personal,
-    beside: PyTree = (),
-) -> tuple[PyTree, PyTree, TrainingResult]:
-    """Trains both models separately on the task's loss.
+) -> Callable[..., tuple[PyTree, PyTree, TrainingResult]]:
+    """Makes the training of both models separately on the task's loss.
 
     The copy of the server's model is trained as `supervised.train_model` would.
 
     Args:
       training: local training.
-      bucket: the bucket of the client.
-      client: a state as `init_both` makes it.
-      data, ctx: the client's data and context, as `client_update` gets them.
       optimizers: "own", "shared" and "beside" -> the optimizer of that part.
       personal: (trained parameters) -> the personal model's; "shared" is a constant there.
-      beside: further parameters, trained on the personal model's loss.
 
     Returns:
-      The client's new state, the trained `beside`, and the result of the training; its loss is the
-      sum of both.
+      (bucket, client, data, ctx, beside=()) -> (client, beside, result): the client's state is as
+      `init_both` makes it, data and ctx are as for `client_update`, and `beside` are further
+      parameters, trained on the personal model's loss. The result's loss is the sum of both.
     """
 
-    def loss(params, stats, batch: Batch, key) -> Loss:
-        shared, shared_stats = batch_loss(bucket, params["shared"], stats["shared"], batch, key)
-        mixed = personal(params | {"shared": jax.lax.stop_gradient(params["shared"])})
-        key = jax.random.fold_in(key, 1)
-        private, stats = batch_loss(bucket, mixed, stats["own"], batch, key)
-        return Loss(private + shared, {"own": stats, "shared": shared_stats})
+    def train_both(bucket: Bucket, client: PyTree, data: Data, ctx: Context, beside: PyTree = ()):
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            shared, shared_stats = batch_loss(bucket, params["shared"], stats["shared"], batch, key)
+            mixed = personal(params | {"shared": jax.lax.stop_gradient(params["shared"])})
+            key = jax.random.fold_in(key, 1)
+            private, stats = batch_loss(bucket, mixed, stats["own"], batch, key)
+            return Loss(private + shared, {"own": stats, "shared": shared_stats})
 
-    client, extras, result = train_parts(
-        training, loss, client, {"beside": beside}, data=data, key=ctx.key, optimizers=optimizers
-    )
-    return client, extras["beside"], result
+        parts = {"beside": beside}
+        client, parts, result = train_parts(
+            training, loss, client, parts, data=data, key=ctx.key, optimizers=optimizers
+        )
+        return client, parts["beside"], result
+
+    return train_both
