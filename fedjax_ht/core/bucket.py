@@ -54,6 +54,12 @@ class Bucket:
     task: Task = CLASSIFICATION
     weights: PyTree = dataclasses.field(default=None, compare=False, repr=False)
 
+    @property
+    def auxiliary(self) -> "Bucket":
+        """The auxiliary model, which every bucket of clients has."""
+        assert self.shared is not None  # only the auxiliary model has none
+        return self.shared
+
 
 def make_bucket(
     name: str,

@@ -78,9 +78,7 @@ class Federation:
     @property
     def shared(self) -> Bucket:
         """The auxiliary model of all buckets."""
-        auxiliary = self.buckets[0].shared
-        assert auxiliary is not None  # only the auxiliary model's own bucket has none
-        return auxiliary
+        return self.buckets[0].auxiliary
 
     @property
     def server_model(self) -> Bucket:

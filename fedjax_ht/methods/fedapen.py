@@ -123,7 +123,7 @@ def fedapen(
 
     def both_scores(bucket, client, x, mask):
         private = head_scores(bucket, client, x, mask)
-        return private, head_scores(bucket.shared, client["shared"], x, mask)
+        return private, head_scores(bucket.auxiliary, client["shared"], x, mask)
 
     def adaptability_rows(bucket, client: PyTree, data: Data) -> tuple[Rows, jax.Array]:
         source = data.splits["adapt"]

@@ -311,7 +311,7 @@ def fedkd(
         )
 
     def init_client(bucket, ctx):
-        width = bucket.shared.feature_dim
+        width = bucket.auxiliary.feature_dim
         key = jax.random.fold_in(ctx.key, 2)
         projection = uniform_fan_in(key, (width, bucket.feature_dim), width)
         return mutual.init_pair(bucket, ctx) | {"projection": projection}

@@ -80,16 +80,13 @@ def narrowed(shared: Bucket, dim: int) -> Bucket:
 
 def nested(bucket: Bucket, dim: int | None) -> Bucket:
     """Returns a client's bucket, whose shared model has features of `shared_width`."""
-    assert bucket.shared is not None  # as in every bucket of clients
-    width = shared_width(bucket.shared, bucket.feature_dim, dim)
-    return dataclasses.replace(bucket, shared=narrowed(bucket.shared, width))
+    width = shared_width(bucket.auxiliary, bucket.feature_dim, dim)
+    return dataclasses.replace(bucket, shared=narrowed(bucket.auxiliary, width))
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
     """Initialises a client like `mutual.init_pair`, with P_i as "projection"."""
-    beside = bucket.shared
-    assert beside is not None  # as in every bucket of clients
-    both = jnp.zeros((1, beside.feature_dim + bucket.feature_dim))
+    both = jnp.zeros((1, bucket.auxiliary.feature_dim + bucket.feature_dim))
     key = jax.random.fold_in(ctx.key, 2)
     projection = Linear(bucket.feature_dim).init(key, both)["params"]
     return init_pair(bucket, ctx) | {"projection": projection}
@@ -118,10 +115,8 @@ def nested_logits(
     Returns:
       h_i(m) and h(first d entries of m), float [B, num_classes] each.
     """
-    beside = bucket.shared
-    assert beside is not None  # as in every bucket of clients
-    coarse = fused[:, : beside.feature_dim]
-    return logits(bucket, params, fused), logits(beside, shared_params, coarse)
+    coarse = fused[:, : bucket.auxiliary.feature_dim]
+    return logits(bucket, params, fused), logits(bucket.auxiliary, shared_params, coarse)
 
 
 def check_widths(federation: Federation, dim: int | None) -> None:
@@ -172,8 +167,7 @@ def fedmrl(
 
     def init_server(federation, key):
         bucket = nested(federation.buckets[0], dim)
-        assert bucket.shared is not None
-        return init_variables(bucket.shared, key)["params"]
+        return init_variables(bucket.auxiliary, key)["params"]
 
     def first_client(bucket, ctx):
         return init_client(nested(bucket, dim), ctx)

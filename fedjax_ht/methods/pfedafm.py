@@ -78,7 +78,7 @@ def pfedafm(
 
     def train_shared(bucket, client, data, key):
         """Returns the shared extractor, trained through the client's head."""
-        beside = bucket.shared
+        beside = bucket.auxiliary
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             rows, stats = batch_features(beside, params, stats, batch, key)

@@ -38,8 +38,7 @@ PairLoss = Callable[[Task, Outputs, Outputs, Batch, PyTree], tuple[jax.Array, ja
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
     """Initialises a client's private model and its copy of the shared one."""
-    assert bucket.shared is not None  # as in every bucket of clients
-    shared = init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
+    shared = init_variables(bucket.auxiliary, jax.random.fold_in(ctx.key, 1))
     return init_variables(bucket, ctx.key) | {"shared": shared}
 
 
@@ -138,8 +137,7 @@ def pair_training(
     optimizers = {name: training.optimizer for name in ("own", "shared", "beside")}
 
     def train_pair(bucket: Bucket, client: PyTree, data: Data, ctx: Context, extra: PyTree = ()):
-        beside, task = bucket.shared, bucket.task
-        assert beside is not None  # as in every bucket of clients
+        beside, task = bucket.auxiliary, bucket.task
 
         def outputs(part: Bucket, params, stats, batch: Batch, key):
             rows, stats = batch_features(part, params, stats, batch, key)

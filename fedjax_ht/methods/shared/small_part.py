@@ -96,9 +96,8 @@ def mixed_features(
       x: the model's input.
       mask: bool [B], the real samples.
     """
-    assert bucket.shared is not None  # as in every bucket of clients
     private = own_features(bucket, client, x, mask)
-    shared = own_features(bucket.shared, client["shared"], x, mask)
+    shared = own_features(bucket.auxiliary, client["shared"], x, mask)
     params = {"own": client["params"], mixer.name: client[mixer.name]}
     return mixer.mix(bucket, params, Rows(private, shared), x)
 
@@ -132,8 +131,6 @@ def train_mixed(
     Returns:
       The client's new state, and the result of the training.
     """
-    beside = bucket.shared
-    assert beside is not None  # as in every bucket of clients
     mixing = {mixer.name: client[mixer.name]}
     parts = {"own": client["params"], "shared": client["shared"]["params"]} | mixing
 
@@ -144,7 +141,7 @@ def train_mixed(
             return batch_features(part, params[name], stats[name], batch, key)
 
         private, private_stats = rows(bucket, "own", key)
-        shared, shared_stats = rows(beside, "shared", shared_key)
+        shared, shared_stats = rows(bucket.auxiliary, "shared", shared_key)
         mixed = mixer.mix(bucket, params, Rows(private, shared), batch.x)
         stats = {"own": private_stats, "shared": shared_stats}
         return Loss(loss(params, mixed, batch), stats)
