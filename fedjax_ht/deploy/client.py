@@ -32,7 +32,6 @@ from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.message_forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.round import any_state, client_step
 from fedjax_ht.core.samples import Data, Split, of_member
-from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -49,7 +48,7 @@ from fedjax_ht.deploy.messages import (
 )
 from fedjax_ht.deploy.noise import LEDGER_FILE, Noise, draw, training_noise, update_noise
 from fedjax_ht.deploy.plan import Plan, description, difference, make_models, task_as_json
-from fedjax_ht.deploy.samples import public_split
+from fedjax_ht.deploy.samples import public_split, require_classes, require_one_scale
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, sum_groups, uplink_vector
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.segments import load_tree, save_tree
@@ -141,10 +140,10 @@ def make_client(
             f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
             "client adds no noise of its own; remove --most_epsilon"
         )
-    if dataset.task != CLASSIFICATION:
-        raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments need classes")
+    require_classes(dataset)
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     if plan.public is not None:
+        require_one_scale(dataset, plan.public)
         dataset = beside(dataset, plan.public)
     federation = make_models(plan, task, dataset.public_set)
     if plan.secure_sums:

@@ -246,7 +246,7 @@ def _check_superlink(superlink: str) -> None:
 def _check_read(samples: str, dataset: DatasetConfig) -> None:
     """Rejects fields that change samples, unless `split` wrote these, and so has applied them."""
     default = DatasetConfig()
-    for name in (*READ_BY, "text_length", "tokenizer", "standardise", "classes"):
+    for name in (*READ_BY, "text_length", "tokenizer", "standardise", "classes", "subset"):
         value = getattr(dataset, name)
         if value != getattr(default, name) and not samples.startswith("npz:"):
             raise ValueError(

@@ -138,6 +138,7 @@ def _check_simulated_fields(config: Config) -> None:
         ("drop_rate", config.drop_rate, 0.0),
         ("new_share", config.new_share, 0.0),
         ("attack.kind", plain["attack"]["kind"], "none"),
+        ("dataset.task", config.dataset.task, "classification"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", plain["dataset"]["shift"], ""),
         ("dataset.backbone", plain["dataset"]["backbone"], ""),

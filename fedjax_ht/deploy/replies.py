@@ -220,7 +220,7 @@ def stacked_answers(
     """
     scored_ids = sorted(replies)
     headers = [replies[i].header for i in scored_ids]
-    names = [x for x in headers[0]["metrics"] if all(x in header["metrics"] for header in headers)]
+    names = list(headers[0]["metrics"])  # the same in all replies, see `admitted_metrics`
     scores = stacked_scores([header["scores"] for header in headers])
     answers = {}
     for bucket in server.federation.buckets:

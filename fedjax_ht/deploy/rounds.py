@@ -215,7 +215,10 @@ class _Records:
 def _round_line(row: Row, rounds: int) -> str:
     parts = [f"{row['arrived']} of {row['participants']} arrived"]
     if "accuracy" in row:
-        parts.append(f"accuracy {100 * row['accuracy']:.2f} %")
+        scores = row["clients"]  # None where there is no answer, or no test sample
+        scored = len(scores) - scores.count(None)
+        some = "" if scored == len(scores) else f" ({scored} of {len(scores)} clients)"
+        parts.append(f"accuracy {100 * row['accuracy']:.2f} %{some}")
     if "epsilon" in row:
         parts.append(f"epsilon {row['epsilon']:.4g}")
     parts.append(f"{row['seconds_round'] + row['seconds_evaluation']:.1f} s")

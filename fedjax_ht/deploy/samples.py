@@ -14,9 +14,10 @@ from fedjax_ht.core.federation import PublicSet
 from fedjax_ht.core.inputs import AsStored, Pixels, Standardised
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.samples import PUBLIC, Data, Split
+from fedjax_ht.core.task import CLASSIFICATION
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.public import hold_out_share
-from fedjax_ht.data.standardise import completed, is_pending
+from fedjax_ht.data.standardise import completed, is_pending, with_scale
 from fedjax_ht.lab.config.sections import DatasetConfig
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.readers import load_dataset
@@ -41,10 +42,13 @@ def read_public(config: DatasetConfig) -> Dataset:
         )
     sizes = config.data_dir, config.image_size, config.text_length
     public = load_dataset(name, *sizes, tokenizer=config.tokenizer)
+    if config.standardise == "off":
+        public = with_scale(public, "off")
     if is_pending(public):
         raise ValueError(
-            f"dataset.public is {name!r}, a table to be standardised with the clients' training "
-            "samples, which never leave them; standardise its columns, and name an .npz of them"
+            f"dataset.public is {name!r}, to be standardised with the clients' training samples, "
+            f"which never leave them; name the {PUBLIC_FILE} of fedjax-ht deploy split, or set "
+            "dataset.standardise=off"
         )
     return public
 
@@ -64,6 +68,22 @@ def public_size(public: Dataset | None, num_classes: int) -> PublicSet | None:
     return PublicSet(len(public.labels), public.num_classes == num_classes)
 
 
+def require_one_scale(dataset: Dataset, public: Dataset) -> None:
+    """Raises ValueError if a client's samples and the public set have other preprocessing.
+
+    The client would read the public samples by its own rule, and the server by theirs.
+    """
+    rules = dataset.preprocess, public.preprocess
+    same = type(rules[0]) is type(rules[1]) and all(
+        itertools.starmap(np.array_equal, zip(*map(jax.tree.leaves, rules)))
+    )
+    if not same:
+        raise ValueError(
+            f"dataset.public is {public.name!r}, which is scaled unlike {dataset.name}; name the "
+            f"{PUBLIC_FILE} that fedjax-ht deploy split wrote with the clients' samples"
+        )
+
+
 def public_split(dataset: Dataset) -> dict[str, Split]:
     """Returns the public samples of a set as its split `PUBLIC`; {} if there are none."""
     if dataset.public is None:
@@ -78,6 +98,12 @@ def server_data(public: Dataset | None) -> Data | None:
     everything = Split(np.arange(len(public.labels), dtype=np.int32), np.int32(len(public.labels)))
     data = Data(public.inputs, public.labels, public.preprocess, {PUBLIC: everything})
     return collect(client_mesh(1), data)
+
+
+def require_classes(dataset: Dataset) -> None:
+    """Raises ValueError for another task than classification."""
+    if dataset.task != CLASSIFICATION:
+        raise ValueError(f"{dataset.name} is for {dataset.task.name}; deployments need classes")
 
 
 def read_samples(
@@ -156,8 +182,13 @@ def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
 def write_split(folder: Path, dataset: Dataset, partition: Partition) -> list[Path]:
     """Writes each client's samples to client_0.npz and so on; returns the paths.
 
-    Public samples with labels go to `PUBLIC_FILE`. Errors are those of `write_samples`.
+    Public samples with labels go to `PUBLIC_FILE`.
+
+    Raises:
+      ValueError: the set has another task than classification. One line. Others are those of
+        `write_samples`.
     """
+    require_classes(dataset)
     files = {f"client_{i}.npz": indices for i, indices in enumerate(partition)}
     # an .npz needs labels: a public set without them can only be given by its name
     if dataset.public is not None and dataset.public_is_labelled:

@@ -325,10 +325,10 @@ def evaluate(
     return reported
 
 
-def checked_indices(name: str, values: Any, count: int) -> np.ndarray:
-    """Returns values as an array; ValueError unless they are a list of indices below `count`."""
+def checked_indices(name: str, values: Any, count: int, least: int = 0) -> np.ndarray:
+    """Returns values as an array; ValueError unless they are `least` or more indices < `count`."""
     indices = np.asarray(values)
-    whole = indices.ndim == 1 and indices.dtype.kind in "iu"
+    whole = indices.ndim == 1 and indices.size >= least and indices.dtype.kind in "iu"
     if not whole or np.any((indices < 0) | (indices >= count)):
         raise ValueError(
             f"{name} is {short(indices.tolist())}; it must be a list of integers from 0 to "
@@ -382,7 +382,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
     Clients that keep nothing have the state after the newest downlink.
     """
     clients = _clients_of(program, name)
-    rows = checked_indices("rows", rows, len(clients.roster.members))
+    rows = checked_indices("rows", rows, len(clients.roster.members), least=1)
     if clients.programs.keeps:
         return clients.programs.store.read(state.clients[name], clients.roster, rows)
     assert clients.programs.received is not None  # set for clients that keep nothing
@@ -401,10 +401,10 @@ def write_clients(
 ) -> SimulationState:
     """Returns the state with some of a bucket's client states replaced; the old one is donated."""
     clients = _clients_of(program, name)
-    rows = checked_indices("rows", rows, len(clients.roster.members))
+    rows = checked_indices("rows", rows, len(clients.roster.members), least=1)
     if len(np.unique(rows)) < len(rows):
         raise ValueError(f"write_clients has a row of {name!r} twice; each has one state")
-    if clients.programs.keeps and len(rows):
+    if clients.programs.keeps:
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((len(rows), *x.shape[1:]), x.dtype), state.clients[name]
         )

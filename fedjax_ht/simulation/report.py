@@ -228,7 +228,7 @@ def evaluation(
     by_class = of_all(test.by_class, 0) if np.size(test.by_class) else None
     auc = of_all(test.auc.astype(np.float64)) if np.size(test.auc) else None
     of_clients = Evaluation(accuracy, counts, {}, by_class, auc=auc)
-    if task.sums is not None:
+    if task.sums is not None and scored:
         return of_clients._replace(accuracy={}, measured=_measured(scored, pooled, counts, task))
     return of_clients if pooled is None else _with_global(of_clients, pooled)
 

@@ -98,17 +98,15 @@ def evaluation_row(
     for prefix, part in ((TRAINED, evaluation.trained), (NEW, evaluation.new)):
         if part is not None:
             columns = evaluation_row(part, rules, only)
-            for name, value in columns.items():
-                # NaN if none of these clients has test samples
-                if not (isinstance(value, float) and math.isnan(value)):
-                    row[f"{prefix}{name}"] = value
+            row |= {f"{prefix}{name}": value for name, value in columns.items()}
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     if evaluation.global_by_class is not None:
         row["global_macro_f1_head"] = float(macro_f1(evaluation.global_by_class[None])[0])
     if evaluation.global_auc is not None:
         row["global_auc_head"] = evaluation.global_auc
-    return row
+    # NaN, where no evaluated client has such samples, is no JSON.
+    return {name: value for name, value in row.items() if value == value}
 
 
 def _test_columns(
@@ -163,7 +161,6 @@ def _measured_columns(
     row |= {f"{score}_{rule}": _mean_of(by_rule[rule][score]) for rule in rules}
     for rule, metrics in measured.server.items():
         row |= {f"global_{name}_{rule}": value for name, value in metrics.items()}
-    row = {name: value for name, value in row.items() if value == value}  # NaN has no JSON
     shown = slice(None) if only is None else only
     row |= {"clients": _or_none(clients[shown]), "client_samples": counts[shown].tolist()}
     return row if only is None else row | {"client_ids": [int(i) for i in only]}

@@ -150,9 +150,9 @@ def server_round(
 
 
 def run_server(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """Returns `Server.step`, compiled unless the method's server runs on the host.
+    """Returns the server's step, compiled unless the method's server runs on the host.
 
-    It is (RunServer, Delivery, round, Pretrained.variables, `Server.data`) -> (server state,
+    It is (RunServer, Delivery, round, Pretrained.variables, `Context.data`) -> (server state,
     ServerResult).
     """
 

@@ -437,6 +437,7 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
         ("scoring.adapt_epochs", 5),
         ("new_share", 0.2),
         ("devices_profile.available", "0.5"),
+        ("dataset.task", "regression"),
         ("dataset.normalisation", "dataset"),
         ("dataset.backbone", f"resnet4:{__file__}"),
         ("track", ("tensorboard",)),

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from fedjax_ht.core.inputs import Standardised
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy.client import make_client
 from fedjax_ht.deploy.plan import description, difference, make_plan
-from fedjax_ht.deploy.samples import PUBLIC_FILE, client_dataset, write_split
+from fedjax_ht.deploy.samples import PUBLIC_FILE, client_dataset, read_samples, write_split
 from fedjax_ht.lab.readers import load_dataset
 from tests.deploy.sites import small_config
 
@@ -80,3 +81,19 @@ def test_a_client_refuses_a_public_set_that_a_round_would_exhaust(folder, tmp_pa
     dataset, parts = client_dataset(WHOLE, OWN)
     with pytest.raises(ValueError, match="fedmd uses 10 public samples a round, but the public"):
         make_client(make_plan(config), 0, dataset, parts, tmp_path)
+
+
+def test_a_client_refuses_a_public_set_that_is_scaled_unlike_its_samples(tmp_path):
+    inputs = RNG.normal(5, 2, (30, 4)).astype(np.float32)
+    np.savez(tmp_path / "raw.npz", inputs=inputs, labels=np.arange(30) % 10)
+    rule = Standardised(inputs.mean(0), inputs.std(0))
+    own = Dataset("mine", inputs + 1, np.arange(30) % 10, NAMES, public=PUBLIC, preprocess=rule)
+    write_split(tmp_path, own, (OWN,))
+    dataset, indices = read_samples(f"npz:{tmp_path / 'client_0.npz'}", "")
+    plan = make_plan(config_with(f"npz:{tmp_path / 'raw.npz'}", "dsfl"))
+    with pytest.raises(
+        ValueError, match=r"which is scaled unlike npz:.*; name the public.npz that"
+    ):
+        make_client(plan, 0, dataset, indices, tmp_path)
+    plan = make_plan(config_with(f"npz:{tmp_path / PUBLIC_FILE}", "dsfl"))
+    assert make_client(plan, 0, dataset, indices, tmp_path).client_id == 0

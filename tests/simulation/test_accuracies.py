@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.evaluation import Scoring
+from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.rows import evaluation_row
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
@@ -144,3 +145,10 @@ def test_the_auc_of_every_client_is_computed_where_asked():
 def test_nobody_is_scored_where_nobody_is_asked_for():
     sim = simulation()
     assert not sim.evaluate(sim.init(), np.array([], int)).accuracy
+
+
+def test_clients_without_test_samples_have_no_score_and_end_no_run():
+    (without,) = np.flatnonzero(TEST_COUNTS == 0)
+    _, history = run(simulation(), 3, only=[without], patience=1)
+    assert history[-1]["round"] == 3
+    assert not any("accuracy" in row for row in history)

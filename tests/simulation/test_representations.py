@@ -95,7 +95,9 @@ def test_a_method_without_features_says_so():
 @pytest.mark.parametrize("index", [-1, 10_000])
 def test_samples_that_do_not_exist_have_no_features(index):
     sim = simulation_of("local")
-    with pytest.raises(ValueError, match=f"indices are from {index} to {index}; the data set has"):
+    with pytest.raises(
+        ValueError, match=rf"indices are \[{index}\]; they must be integers from 0 to"
+    ):
         sim.features(sim.init(), IDS, np.array([index]))
 
 
