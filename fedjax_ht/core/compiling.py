@@ -148,6 +148,7 @@ def on_mesh(run: Callable, mesh: Mesh, trains: bool, specs: tuple = ROUND_SPECS)
       mesh: the mesh of all participating devices.
       trains: True donates the states' buffers to the result, so that memory has client states once;
         the caller's states are then deleted. False compiles faster, see `QUICK_OPTIONS`.
+      specs: placement of the arguments, if `run` has others.
 
     Returns:
       The function of all devices' arguments: states and schedules concatenate the devices' parts,

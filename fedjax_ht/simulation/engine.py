@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
@@ -23,7 +22,6 @@ from fedjax_ht.core.compiling import (
     enable_compilation_cache,
     on_mesh,
 )
-from fedjax_ht.core.context import Context
 from fedjax_ht.core.contract import guarded, require_server_statistics, require_task
 from fedjax_ht.core.evaluation import (
     FurtherRules,
@@ -40,7 +38,7 @@ from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.message_forms import keeps_state, uplink_forms
 from fedjax_ht.core.method import Method, View
-from fedjax_ht.core.round import Channel, bucket_round
+from fedjax_ht.core.round import Channel, any_state, bucket_round
 from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree, strongly_typed
 from fedjax_ht.metrics.flops import bucket_work
@@ -293,8 +291,7 @@ def first_states(method: Method, federation: Federation, bucket: Bucket, mesh: M
 
         def first_state(client_id):
             key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
-            ctx = Context(key, jnp.int32(0), None, federation=federation)
-            return strongly_typed(method.at(settings).init_client(weighted, ctx))
+            return strongly_typed(any_state(method.at(settings), weighted, key, federation))
 
         return lax.map(first_state, client_ids)
 

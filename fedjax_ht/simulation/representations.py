@@ -5,10 +5,15 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from fedjax_ht.check.names import kind_of_value, short, unknown
+from fedjax_ht.check.names import kind_of_value, unknown
 from fedjax_ht.core.federation import without_weights
 from fedjax_ht.core.trees import PyTree, take
-from fedjax_ht.simulation.compiled import clients_info, participant_of, read_clients
+from fedjax_ht.simulation.compiled import (
+    checked_indices,
+    clients_info,
+    participant_of,
+    read_clients,
+)
 from fedjax_ht.simulation.program import Program, evaluation_batch
 from fedjax_ht.simulation.state import SimulationState
 
@@ -33,12 +38,7 @@ def client_features(
     if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
     indices, count = np.asarray(indices), len(program.placed.host[0].labels)
-    whole = indices.size and indices.dtype.kind in "iu"
-    if not whole or not 0 <= indices.min() <= indices.max() < count:
-        raise ValueError(
-            f"indices are {short(indices.tolist())}; they must be integers from 0 to {count - 1}, "
-            "the samples of the data set"
-        )
+    checked_indices("indices", np.ravel(indices), count, least=1)
     rows = np.broadcast_to(indices, (len(ids), indices.shape[-1]))
     stored = program.placed.host[0].inputs
     return _outputs(program, state, [(i, take(stored, x)) for i, x in zip(ids, rows)])

@@ -96,7 +96,7 @@ def test_a_method_without_features_says_so():
 def test_samples_that_do_not_exist_have_no_features(index):
     sim = simulation_of("local")
     with pytest.raises(
-        ValueError, match=rf"indices are \[{index}\]; they must be integers from 0 to"
+        ValueError, match=rf"indices is \[{index}\]; it must be a list of integers from 0 to"
     ):
         sim.features(sim.init(), IDS, np.array([index]))
 
