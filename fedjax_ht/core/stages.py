@@ -53,13 +53,22 @@ def stage_features(
     Returns:
       The features float [B, K_i] after each stage (an empty list if the extractor records none),
       and the new batch statistics.
+
+    Raises:
+      ValueError: several modules record stages. One line.
     """
     collections = ("batch_stats", STAGES)
     _, changed = run_features(
         bucket, params, stats, x, mask, train=train, key=key, mutable=collections
     )
-    stages = jax.tree.leaves(changed.get(STAGES, {}))
-    return stages, changed.get("batch_stats", stats)
+    recorded = jax.tree.leaves_with_path(changed.get(STAGES, {}))
+    modules = {jax.tree_util.keystr(path[:-2], simple=True, separator="/") for path, _ in recorded}
+    if len(modules) > 1:  # their order would be that of the names
+        raise ValueError(
+            f"model {bucket.name!r} notes stages in {', '.join(sorted(modules))}; call "
+            "fl.models.note_stage(self, ...) in one module, in the order of the stages"
+        )
+    return [features for _, features in recorded], changed.get("batch_stats", stats)
 
 
 def stage_widths(bucket: Bucket) -> list[int]:

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.stages import stage_widths
 from fedjax_ht.methods.depthfl import Model, Server, depthfl, init_depth, like, ramp_up
-from fedjax_ht.models import SplitModel, lora, mlp
+from fedjax_ht.models import SplitModel, lora, mlp, note_stage
 from fedjax_ht.models.convnets import ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sliced import ConvNet, sliced_model
@@ -164,3 +165,22 @@ def test_stages_of_the_librarys_models():
     networks = make_federation(convs, (16, 16, 1), C, num_clients=2)
     assert [stage_widths(bucket) for bucket in networks.buckets] == [[4], [4, 6]]
     depthfl(TRAINING).check(networks)
+
+
+def test_stages_of_several_modules_have_no_order():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(4)(x)
+            note_stage(self, x)
+            return x
+
+    class Blocks(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = Block(name="second")(x.reshape(len(x), -1))
+            return Block(name="first")(x)
+
+    networks = make_federation({"m": SplitModel(Blocks(), nn.Dense(C))}, SHAPE, C, num_clients=1)
+    with pytest.raises(ValueError, match="notes stages in base/first, base/second; call"):
+        depthfl(TRAINING).check(networks)
