@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Key
 
 from fedjax_ht.core.federation import Federation
@@ -57,6 +58,11 @@ class Context(NamedTuple):
     data: Data | None = None
     federation: Federation | None = None
     adapt_epochs: Int[Array, ""] | int | None = None
+
+    def of_newcomer(self) -> "Context":
+        """Returns the context of a client that is reached for the first time."""
+        assert self.info is not None  # the context is a client's
+        return self._replace(info=self.info._replace(last_round=jnp.int32(-1)))
 
 
 class Turn(NamedTuple):

@@ -119,7 +119,7 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         finite = wire.all_finite((new, uplink))
         # The state of a new client, since this client's own state depends on its samples.
-        nothing = without_samples(data)
+        nothing, ctx = without_samples(data), ctx.of_newcomer()
         newcomer = any_state(method, bucket, ctx.key)
         newcomer = method.receive(bucket, newcomer, downlink, nothing._replace(round=None), ctx)
         _, untrained, _ = method.client_update(bucket, newcomer, downlink, nothing, ctx)

@@ -378,6 +378,8 @@ def untrained(method: Method, bucket: Bucket, downlink: PyTree, ctx: Context) ->
     data = jax.tree.map(jnp.asarray, no_data(bucket))
     # Sample counts stay constants, so that loops over samples drop out of the program.
     data = without_samples(data)
+    # A client that returns may keep parts of its own model; the zeros here are nobody's.
+    ctx = ctx.of_newcomer()
     client = method.receive(model, client, downlink, data, ctx)
     data = data._replace(round=ctx.round, trainer=jax.tree_util.Partial(no_training))
     _, uplink, _ = method.client_update(model, client, downlink, data, ctx)

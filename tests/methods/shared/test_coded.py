@@ -8,19 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core.context import Context
+from fedjax_ht.core.context import ClientInfo, Context
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.message_forms import result_form
 from fedjax_ht.core.method import Method, Wire, varied
 from fedjax_ht.core.round import Channel
-from fedjax_ht.core.wire import Masked, Metadata, chain, wire_elements
+from fedjax_ht.core.wire import Masked, Metadata, chain, payload_leaves, wire_elements
 from fedjax_ht.deploy.messages import Envelope, from_bytes, pack, to_bytes, unpack
 from fedjax_ht.lab.config.base import base_config
 from fedjax_ht.lab.runs.plan import settle
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.shared.averaging import client_weights, weighted_mean
 from fedjax_ht.methods.shared.checking import check_method
-from fedjax_ht.methods.shared.coded import quantised, top_k
+from fedjax_ht.methods.shared.coded import quantised, top_k, untrained
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.attacks import attackers
@@ -220,6 +220,19 @@ def test_where_a_memory_makes_no_sense_it_is_refused(transform, name, line):
         return
     with pytest.raises(ValueError, match=line):
         method.check(federation)
+
+
+@pytest.mark.parametrize("name", ["fedala", "fedamp", "fedclassavg", "fedcp", "fedrod", "moon"])
+def test_the_reference_of_a_returning_client_is_its_downlink(name):
+    """These clients keep parts of their own model when they return."""
+    method, federation = named(name), federations.federation_for(name)
+    bucket, key = federation.buckets[0], jax.random.key(0)
+    info = ClientInfo(jnp.int32(0), jnp.int32(5), last_round=jnp.int32(2))
+    ctx = Context(key, jnp.int32(4), info, shared_key=key)
+    downlink = method.broadcast(federation, bucket, method.init_server(federation, key), ctx)
+    sent = payload_leaves(untrained(method, bucket, downlink, ctx)).values()
+    for received, known in zip(payload_leaves(downlink).values(), sent, strict=True):
+        np.testing.assert_array_equal(received, known)
 
 
 def test_a_share_of_nothing_is_refused():
