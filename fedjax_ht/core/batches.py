@@ -78,9 +78,10 @@ def class_means(sums: ClassSums) -> Float[Array, "C D"]:
 
 
 def forward_batch() -> int:
-    """Returns the batch size for forward passes whose result does not depend on it.
+    """Returns the batch size for forward passes in evaluation mode.
 
-    On CPU it is small, so that a layer's outputs stay in the cache.
+    On CPU it is small, so that a layer's outputs stay in the cache. Results depend on it only with
+    norms that take their statistics from the batch ("static_batch").
     """
     return 16 if jax.default_backend() == "cpu" else 64
 

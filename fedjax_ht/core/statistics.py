@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from fedjax_ht.core.batches import Batch, sum_batches
-from fedjax_ht.core.bucket import Bucket, frozen_collection
+from fedjax_ht.core.bucket import Bucket, frozen_collection, init_variables, traceable
+from fedjax_ht.core.inputs import zeros
 from fedjax_ht.core.samples import Data, Split
 from fedjax_ht.core.trees import Array, PyTree
 
@@ -36,6 +37,19 @@ def norm_moments(
     run = functools.partial(bucket.module.apply, method="features", mutable=["intermediates"])
     out, state = run({"params": params} | frozen_collection(bucket), x, False, mask)
     return out, state.get("intermediates", {})
+
+
+def normalises_by_batch(bucket: Bucket) -> bool:
+    """Returns whether norms take their statistics from the batch, in evaluation as well."""
+
+    def moments(key):
+        variables = init_variables(bucket, key)
+        if variables["stats"]:
+            return {}
+        x = zeros(bucket.input_shape)
+        return norm_moments(traceable(bucket), variables["params"], x, jnp.ones(1, bool))[1]
+
+    return bool(jax.tree.leaves(jax.eval_shape(moments, jax.random.key(0))))
 
 
 def collect_statistics(

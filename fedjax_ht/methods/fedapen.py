@@ -12,8 +12,8 @@
 
 Settled here:
 * `receive` learns w: the paper learns it after a round's aggregation, with the newest s and for the
-  next round, which is when a client receives s. Before the first aggregation, w is 0.5. A client
-  that missed rounds learns it once, when it takes part again.
+  next round, which is when a client receives s. In the first round, before s has been trained, w
+  is 0.5. A client that missed rounds learns it once, when it takes part again.
 * The adaptability set is every twentieth of the client's training samples in stored order, 5 %
   rounded down. They are not used in training. A client with fewer than twenty has none and keeps w
   = 0.5.

@@ -28,7 +28,7 @@ Settled here:
   is 0.01.
 * Both virtual passes normalise by the batch, whose statistics are discarded. A client's gradients
   are clipped at norm 100 in training.
-* Other methods also train on the quiz samples. Mention this in a comparison.
+* Other methods but FedAPEN train on all their samples. Mention this in a comparison.
 """
 
 import dataclasses
@@ -72,13 +72,15 @@ def hold_out(data: Data, quiz_size: int) -> Data:
     return data._replace(splits=data.splits | {"train": study, "quiz": Split(indices, held)})
 
 
-def mean_gradient(loss: Callable, params: PyTree, batches: int) -> tuple[jax.Array, PyTree]:
-    """Averages a loss and its gradient over some batches; the last batch may be empty.
+def mean_gradient(
+    loss: Callable, params: PyTree, batches: int, filled: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """Averages a loss and its gradient over the `filled` batches; the others are empty.
 
-    The loss is (params, number of the batch) -> scalar.
+    The loss is (params, number of the batch) -> scalar, 0 for an empty batch.
     """
     pairs = jax.lax.map(lambda i: jax.value_and_grad(loss)(params, i), jnp.arange(batches))
-    return jax.tree.map(lambda x: x.mean(0), pairs)
+    return jax.tree.map(lambda x: x.sum(0) / filled, pairs)
 
 
 def warn(metrics: dict[str, Any]) -> str | None:
@@ -148,6 +150,9 @@ def fedl2g(
         step = learning_rate(training, data)
         loss = guided_loss(bucket, vectors)
 
+        def filled(split, batches):
+            return jnp.clip((split.count + size - 1) // size, 1, batches)
+
         def batch_of(split, i):
             return take_batch(data, split.indices, split.count, i * size, size)
 
@@ -159,9 +164,12 @@ def fedl2g(
             scores = outputs_of(bucket, params, stats, batch, part_key)[0]
             return cross_entropy(scores, batch.y, batch.mask)
 
-        _, gradient = mean_gradient(study_loss, params, study_batches)
+        studied = filled(study, study_batches)
+        _, gradient = mean_gradient(study_loss, params, study_batches, studied)
         virtual = jax.tree.map(lambda w, g: w - step * g, params, gradient)
-        quiz_value, direction = mean_gradient(quiz_loss, virtual, quiz_batches)
+        quiz_value, direction = mean_gradient(
+            quiz_loss, virtual, quiz_batches, filled(quiz, quiz_batches)
+        )
 
         def rows_of_batch(i):
             batch, part_key = batch_of(study, i), jax.random.fold_in(pass_key, i)
@@ -177,7 +185,7 @@ def fedl2g(
             return scale * members.T @ jnp.where(batch.mask[:, None], pushed, 0), members.any(0)
 
         rows, present = jax.lax.map(rows_of_batch, jnp.arange(study_batches))
-        rows = rows.mean(0)
+        rows = rows.sum(0) / studied
         # The row of a class in the batches is also 0 if no gradient passes, as with dead ReLUs.
         sent = present.any(0) & (rows != 0).any(1)
         return Masked(rows, sent & (quiz.count > 0)), quiz_value

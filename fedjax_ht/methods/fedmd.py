@@ -93,14 +93,15 @@ def fedmd(
 
     def client_update(bucket, client, downlink, data, ctx):
         keys = jax.random.split(ctx.key, 3)
-        if pretrain_epochs:
+        in_round = ctx.adapt_epochs is None  # tuning is on the client's own samples alone
+        if pretrain_epochs and in_round:
             whole = data.splits[PUBLIC]
             # Without samples no step is taken, so that only the first round pays for the phase.
             whole = whole._replace(count=jnp.where(client["is_pretrained"], 0, whole.count))
             shown = public.on_split(data, whole)
             client, _ = train_model(first, bucket, client, shown, ctx._replace(key=keys[0]))
         distance = jnp.zeros(())
-        if digest_epochs:
+        if digest_epochs and in_round:
             targets = public.received_targets(downlink)
             client, distance = digest(bucket, client, data, targets, keys[1])
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[2]))

@@ -36,8 +36,8 @@ from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata
 from fedjax_ht.methods.fjord import at_width, require_rate
 from fedjax_ht.methods.shared.averaging import Weighting, sent_samples
 from fedjax_ht.methods.shared.heads import rows_of
-from fedjax_ht.methods.shared.partial_training import Uplink, partial_training
-from fedjax_ht.methods.shared.slicing import extract, make_plan, spread
+from fedjax_ht.methods.shared.partial_training import Uplink, partial_training, slice_plan
+from fedjax_ht.methods.shared.slicing import extract, spread
 from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.sliced import parameter_axes
 
@@ -57,8 +57,7 @@ def fedspu(training: LocalTraining, *, weighting: Weighting = "samples") -> Meth
     def client_update(bucket, client, downlink, data, ctx):
         whole, own = at_width(bucket, 1.0), client["params"]
         widths = whole.module.base.channels().widths
-        key = jax.random.fold_in(ctx.shared_key, ctx.info.id)
-        plan = make_plan(widths, bucket.width, "random", ctx.round, key)
+        plan = slice_plan(whole, bucket.width, "random", ctx=ctx, client_id=ctx.info.id)
         axes = parameter_axes(whole.module, own)
         sent = spread(downlink, axes, plan, widths)
         drawn = spread(jax.tree.map(jnp.ones_like, downlink), axes, plan, widths)

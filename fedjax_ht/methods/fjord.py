@@ -131,7 +131,8 @@ def fjord(
     def check(federation):
         require_rate("fjord", federation)
         drawn_from = widths_in(federation)
-        if keeps_statistics(federation.server_model) and 1.0 not in drawn_from:
+        rates = {bucket.width for bucket in federation.buckets}
+        if keeps_statistics(federation.server_model) and 1.0 not in rates:
             raise ValueError(
                 "fjord scores the whole network, whose batch statistics no client of rate 1 keeps; "
                 "add such a client, or use another norm"

@@ -16,9 +16,9 @@ Settled here:
   by 5 until the mean gradient is near 0.01.
 * The coefficients take their step on the same uploads as the targets, and before them, because an
   exchange has one upload.
-* For clients that are absent or have no samples, rows do not change and columns have weight 0; the
-  others of a row are scaled to its sum. With all clients present this is the printed form. Absent
-  clients also get a target, for their next participation.
+* For clients that are absent or have no samples, rows do not change and columns have weight 0: the
+  present clients share their coefficients of a row evenly, so that its sum stays. With all clients
+  present this is the printed form. Absent clients also get a target, for their next participation.
 * KL at temperature T is not scaled by T^2. Each round draws new public samples.
 """
 
@@ -57,12 +57,12 @@ def mixed(coefficients: jax.Array, scores: jax.Array, present: jax.Array) -> jax
     Args:
       coefficients: c, float [N, N].
       scores: logits, float [N, P, C]; 0 for absent clients.
-      present: bool [N]; their coefficients in a row are scaled to the row's sum.
+      present: bool [N]; they share the coefficients of absent clients evenly.
     """
-    heard = (coefficients * present).sum(1)
-    total = coefficients.sum(1)
-    scale = jnp.where(heard > 0, total / jnp.where(heard > 0, heard, 1), 0)
-    return jnp.einsum("nm,mpc->npc", scale[:, None] * coefficients * present, scores)
+    # Coefficients may be negative, so that scaling a row to its sum would have no bound.
+    rest = coefficients.sum(1) - (coefficients * present).sum(1)
+    share = rest / jnp.maximum(present.sum(), 1)
+    return jnp.einsum("nm,mpc->npc", (coefficients + share[:, None]) * present, scores)
 
 
 def knowledge_loss(

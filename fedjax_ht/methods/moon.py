@@ -35,16 +35,8 @@ from fedjax_ht.core.trees import select
 from fedjax_ht.losses import masked_mean
 from fedjax_ht.methods.shared.architectures import averaging_method
 from fedjax_ht.methods.shared.averaging import ModelUplink, Weighting, sent_samples
+from fedjax_ht.methods.shared.prototypes import unit
 from fedjax_ht.methods.shared.supervised import train_model
-
-TINY = 1e-12
-"""A squared length below which features have no direction, and their cosine no gradient."""
-
-
-def cosine(first: jax.Array, second: jax.Array) -> jax.Array:
-    """Computes the cosine of two features, float [B, K] each -> [B]; 0 if either is zero."""
-    squares = jnp.sum(first * first, -1) * jnp.sum(second * second, -1)
-    return jnp.sum(first * second, -1) * jax.lax.rsqrt(jnp.maximum(squares, TINY))
 
 
 def model_contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau: float) -> jax.Array:
@@ -55,8 +47,9 @@ def model_contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau: fl
         the model that repels it.
       tau: temperature.
     """
+    cosine_gap = jnp.sum(unit(features) * (unit(far) - unit(near)), -1)
     # -log of a softmax over two is a softplus of their difference, which does not overflow.
-    return jax.nn.softplus((cosine(features, far) - cosine(features, near)) / tau)
+    return jax.nn.softplus(cosine_gap / tau)
 
 
 @checked

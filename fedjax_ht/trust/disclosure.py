@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.batches import Batch
-from fedjax_ht.core.bucket import Bucket, init_variables, traceable
+from fedjax_ht.core.bucket import Bucket, traceable
 from fedjax_ht.core.context import ClientInfo, Context, Received
+from fedjax_ht.core.contract import keeps_statistics
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import TrainingResult
@@ -21,7 +22,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.programs import LOOP, Sources, influences, union
 from fedjax_ht.core.samples import PUBLIC as PUBLIC_SPLIT
 from fedjax_ht.core.samples import Data, Split
-from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.core.statistics import normalises_by_batch
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of
 from fedjax_ht.trust.options import Exposure
@@ -146,7 +147,7 @@ def check_samples(method: Method, federation: Federation) -> None:
     _check_server_sees_no_data(method, unit)
     for bucket in federation.buckets:
         for part in (bucket, bucket.shared):
-            if part is not None and _normalises_by_batch(part):
+            if part is not None and (keeps_statistics(part) or normalises_by_batch(part)):
                 raise ValueError(
                     f"{unit}, but {part.name} normalises by batch; use model.norm='group', "
                     "'layer' or 'none'"
@@ -196,17 +197,6 @@ class _StandIn:
 def _check_server_sees_no_data(method: Method, unit: str) -> None:
     if method.needs.clients_data:
         raise ValueError(f"{unit}, but the server of {method.name} reads the clients' samples")
-
-
-def _normalises_by_batch(bucket: Bucket) -> bool:
-    def batch_statistics(key):
-        variables, x = init_variables(bucket, key), zeros(bucket.input_shape)
-        model = traceable(bucket)
-        if variables["stats"]:
-            return variables["stats"]
-        return norm_moments(model, variables["params"], x, jnp.ones(1, bool))[1]
-
-    return bool(jax.tree.leaves(jax.eval_shape(batch_statistics, jax.random.key(0))))
 
 
 def traced_round(

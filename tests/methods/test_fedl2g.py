@@ -59,15 +59,15 @@ def test_client_update_equals_the_reference(guide):
 
 
 def test_several_batches_are_a_mean_over_as_many():
-    """The second study batch is short, a third is empty and counts."""
+    """The second study batch is short, a third is empty and does not count."""
     for batches in (2, 3):
         method, v = fedl2g(TRAINING, warmup=9, study_batches=batches), vectors("logits")
         _, uplink, _ = update(method, v)
         params, v64 = tiny.flat_params(CLIENT["params"]), v.astype(float)
 
-        def quiz_loss(v, params=params, batches=batches):
+        def quiz_loss(v, params=params):
             moved = [reference.step(params, v, batch, LR, "logits") for batch in (STUDY, LAST)]
-            virtual = {k: p + sum(m[k] - p for m in moved) / batches for k, p in params.items()}
+            virtual = {k: p + sum(m[k] - p for m in moved) / 2 for k, p in params.items()}
             return reference.linear_client.loss(virtual, *QUIZ)
 
         for c, d in ((0, 1), (1, 2), (2, 0)):

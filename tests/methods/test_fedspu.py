@@ -29,7 +29,9 @@ broadcast = jax.jit(METHOD.broadcast, static_argnums=(0, 1))
 
 def held_entries(server, ctx, bucket) -> dict[str, np.ndarray]:
     """1 for the entries of a client's slice in a round."""
-    plan = slice_plan(FEDERATION, bucket.width, "random", ctx=ctx, client_id=ctx.info.id)
+    plan = slice_plan(
+        FEDERATION.server_model, bucket.width, "random", ctx=ctx, client_id=ctx.info.id
+    )
     plan = {group: np.asarray(indices).tolist() for group, indices in plan.items()}
     axes = flatten_dict(parameter_axes(FEDERATION.global_model.module, server), sep="/")
     shapes = {path: np.asarray(x) for path, x in flatten_dict(server, sep="/").items()}

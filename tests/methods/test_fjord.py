@@ -149,6 +149,8 @@ def test_federations_that_do_not_fit_are_refused():
     halves = make_sliced_federation(normed, (0.5, 0.5), SHAPE, C)
     with pytest.raises(ValueError, match=r"^fjord scores the whole network, whose batch stat.*$"):
         fjord(TRAINING).check(halves)
+    with pytest.raises(ValueError, match=r"^fjord scores the whole network, whose batch stat.*$"):
+        fjord(TRAINING, widths=(1.0, 0.5)).check(halves)  # a width that no client can draw
     linear = dataclasses.replace(whole, module=whole.module.clone(base=tiny.Flat(3)))
     with pytest.raises(ValueError, match=r"^fjord makes .* has no field 'rate'; .*$"):
         fjord(TRAINING).check(dataclasses.replace(FEDERATION, global_model=linear))

@@ -1,5 +1,6 @@
 """AFL, FedCGS and FedPFT: heads from statistics, against float64 NumPy on the samples themselves."""
 
+import contextlib
 import functools
 
 import flax.linen as nn
@@ -24,6 +25,7 @@ from fedjax_ht.methods.shared.coded import quantised
 from fedjax_ht.methods.shared.one_shot import ABSENT, solve
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.sliced import ConvNet, sliced_model
 from fedjax_ht.models.split import DenseHead
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -355,6 +357,15 @@ def test_only_linear_heads():
     with pytest.raises(ValueError, match=line):
         afl(TRAINING).check(make_federation(deep, (2, 2, 1), 4, num_clients=2))
     fedcgs(TRAINING).check(TWO)  # widths may differ
+
+
+@pytest.mark.parametrize(("norm", "fits"), [("static_batch", False), ("batch", True)])
+def test_features_are_those_of_single_samples(norm, fits):
+    module = sliced_model(ConvNet((4,), norm=norm), 4)
+    federation = make_federation({"convs": module}, (8, 8, 1), 4, num_clients=2)
+    refused = pytest.raises(ValueError, match=r"^afl sums .* 'static_batch'$")
+    with contextlib.nullcontext() if fits else refused:
+        afl(TRAINING).check(federation)
 
 
 def test_the_recipe_changes_nothing():

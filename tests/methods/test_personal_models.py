@@ -16,7 +16,7 @@ from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedbabu import fedbabu
 from fedjax_ht.methods.fedcp import fedcp, init_policy, shares_of
 from fedjax_ht.methods.fedrod import fedrod, log_shares
-from fedjax_ht.methods.moon import cosine, model_contrast, moon
+from fedjax_ht.methods.moon import model_contrast, moon
 from fedjax_ht.methods.perfedavg import perfedavg
 from fedjax_ht.methods.pfedme import pfedme
 from tests import tiny
@@ -129,10 +129,14 @@ def test_moon_pulls_features_to_the_received_model_and_away_from_the_last():
 
 def test_moons_features_without_a_direction_have_no_contrast_and_a_slope():
     zero, ones = jnp.zeros((1, 3)), jnp.ones((1, 3))
-    assert cosine(zero, ones) == 0
+    np.testing.assert_allclose(model_contrast(zero, ones, -ones, 0.5), np.log(2), rtol=1e-6)
     slope = jax.grad(lambda z: model_contrast(z, ones, -ones, 1e-3).sum())(zero)
     assert np.isfinite(slope).all()
     assert np.isfinite(model_contrast(ones, -ones, ones, 1e-3)).all()
+    for length in (1e-5, 1.0, 1e10):  # only the direction counts
+        rows = [length * x for x in (ones, jnp.float32([[1, 0, 1]]), jnp.float32([[0, 0, 1]]))]
+        contrast = np.log1p(np.exp(2 / np.sqrt(3) - 2 * 2 / np.sqrt(6)))
+        np.testing.assert_allclose(model_contrast(*rows, 0.5), contrast, rtol=1e-5)
 
 
 def test_pfedme_refuses_a_pull_that_overshoots_ever_more():

@@ -46,8 +46,9 @@ def downlink(targets: np.ndarray, is_sent: bool = True) -> public.Downlink:
     )
 
 
-def update(method, client, sent, round=0):
-    return tiny.play(method, client, sent, data=DATA, ctx=tiny.context(0, round=round))[1:]
+def update(method, client, sent, round=0, adapt_epochs=None):
+    ctx = tiny.context(0, round=round)._replace(adapt_epochs=adapt_epochs)
+    return tiny.play(method, client, sent, data=DATA, ctx=ctx)[1:]
 
 
 def halved(scores, targets):
@@ -94,6 +95,19 @@ def test_the_first_round_of_fedmd_trains_on_public_labels_once():
     again, _, _ = update(method, client, nothing)
     params, _, _ = linear_client.train(tiny.flat_params(client["params"]), OWN, LR)
     check_model(again["params"], params)
+
+
+@pytest.mark.parametrize("make", [dsfl, fedmd, ktpfl])
+def test_tuning_before_an_evaluation_is_on_the_clients_own_samples(make):
+    method, start = make(TRAINING, **SETTINGS), {"params": model(3), "stats": {}}
+    client, _, _ = update(
+        method,
+        start | {"is_pretrained": jnp.zeros((), bool)},
+        downlink(np.full((P, C), 9.0)),
+        adapt_epochs=1,
+    )
+    params, _, _ = linear_client.train(tiny.flat_params(start["params"]), OWN, LR)
+    check_model(client["params"], params)
 
 
 def test_without_a_digest_fedmd_is_local_training():
@@ -169,6 +183,7 @@ def test_the_server_of_ktpfl_learns_who_teaches_whom():
     server = method.init_server(IN_PUBLIC, jax.random.key(0))
     rng, scores, present = np.random.default_rng(3), np.zeros((4, P, C)), [0, 1]
     start = 0.25 + 0.05 * rng.normal(size=(4, 4))
+    start[0, 1] = -0.27  # coefficients are not bound; those of row 0 that count have a sum near 0
     scores[:2] = SENT
     server = server._replace(coefficients=jnp.asarray(start, jnp.float32))
     new, metrics = served(method, IN_PUBLIC, server, uploads(SENT), ctx)

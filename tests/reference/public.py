@@ -46,12 +46,12 @@ def sharpened(probabilities: np.ndarray, temperature: float) -> np.ndarray:
 
 def mixed(coefficients: np.ndarray, scores: np.ndarray, present: list[int]) -> np.ndarray:
     """KT-pFL's targets of each client, [N, P, C]: the row's coefficients of the clients present,
-    scaled to the sum of the row."""
+    among whom those of the others are divided."""
     targets = np.zeros_like(scores)
     for n, row in enumerate(coefficients):
-        scale = row.sum() / row[present].sum()
+        others = sum(c for m, c in enumerate(row) if m not in present)
         for m in present:
-            targets[n] += scale * row[m] * scores[m]
+            targets[n] += (row[m] + others / len(present)) * scores[m]
     return targets
 
 

@@ -157,12 +157,14 @@ class Server(NamedTuple):
       averaged: the parameters that clients start from; () if these are `model`.
       generator: {"params", "batch_stats"}; () without.
       average: the generator's moving average; () without.
+      has_taught: bool, False before the first round with uploads.
     """
 
     model: PyTree
     averaged: PyTree
     generator: PyTree
     average: PyTree
+    has_taught: jax.Array
 
 
 class Teachers(NamedTuple):

@@ -128,7 +128,10 @@ def distil(
     def lessons(generator, keys):  # the first fields of `Synthetic`, stacked
         def lesson(key):
             noise, labels, made = new_images(generator, key)
-            return noise, labels, made, ask(federation, teachers, made.images, labels=labels)
+            opinions = ask(
+                federation, teachers, made.images, labels=labels, low_memory=recipe.low_memory
+            )
+            return noise, labels, made, opinions
 
         return each(lesson, keys, apart=recipe.low_memory)
 
@@ -144,7 +147,7 @@ def distil(
         def loss(model):
             value = loss_on(model, current)
             if recipe.alpha:
-                value += recipe.alpha * (ctx.round > 0) * loss_on(model, averages)
+                value += recipe.alpha * server.has_taught * loss_on(model, averages)
             return value
 
         value, gradients = jax.value_and_grad(loss)(model)
@@ -186,9 +189,9 @@ def distil(
         losses["generator_loss"] = generator_total / steps
     average = server.average
     if average:  # w~, which starts as the first trained generator
-        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
+        decay = jnp.where(server.has_taught, recipe.decay, 0.0)
         average = moving_average(average, generator, decay)
-    return server._replace(model=model, generator=generator, average=average), losses
+    return Server(model, server.averaged, generator, average, has_taught=jnp.array(True)), losses
 
 
 def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:

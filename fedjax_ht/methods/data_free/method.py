@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from fedjax_ht.check.options import options_of
 from fedjax_ht.core.batches import take_batch
-from fedjax_ht.core.bucket import Bucket, init_variables
+from fedjax_ht.core.bucket import Bucket
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.inputs import image_shape, zeros
+from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import GlobalModel, Method, Needs
 from fedjax_ht.core.samples import Data
-from fedjax_ht.core.statistics import norm_moments
+from fedjax_ht.core.statistics import norm_moments, normalises_by_batch
 from fedjax_ht.core.trees import Array, PyTree, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.data_free.bases import Base, Server, gather_teachers, make_base, sent_model
@@ -69,16 +69,6 @@ def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
     indices, number = data.splits["train"]
     batch = take_batch(data, indices, number, jnp.int32(0), MOMENT_SAMPLES)
     return norm_moments(bucket, params, batch.x, batch.mask)[1]
-
-
-def moments_form(bucket: Bucket) -> PyTree:
-    """Returns the shapes of `own_moments`; {} for models without batch norm."""
-
-    def moments(key):
-        params = init_variables(bucket, key)["params"]
-        return norm_moments(bucket, params, zeros(bucket.input_shape), jnp.ones(1, bool))[1]
-
-    return jax.eval_shape(moments, jax.random.key(0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -158,7 +148,7 @@ def distilling(
         width = federation.buckets[0].width
         if below.name == "fedavg" and width != 1:
             raise ValueError(f"{name} averages whole models; all rates must be 1, not {width}")
-        if with_moments and not moments_form(federation.server_model):
+        if with_moments and not normalises_by_batch(federation.server_model):
             raise ValueError(
                 f"{name} compares moments of batch norms, but the models have none; set b_bn=0"
             )
@@ -177,6 +167,7 @@ def distilling(
             averaged=() if feedback else model,
             generator=generator,
             average=generator if averaging else (),
+            has_taught=jnp.array(False),
         )
 
     def init_client(bucket, ctx):

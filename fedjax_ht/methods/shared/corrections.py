@@ -64,7 +64,10 @@ def dynamic_pull(strength: float, anchor: PyTree, slope: PyTree) -> Callable[[Py
 
 
 def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wraps an optimizer so that each step clips the parameters to [0, 1]."""
+    """Wraps an optimizer so that each step clips the parameters to [0, 1].
+
+    A schedule's factor is behind the clip; above 1 it may leave the interval by a step.
+    """
 
     def update(updates, state, params=None):
         updates, state = optimizer.update(updates, state, params)

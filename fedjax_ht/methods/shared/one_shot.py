@@ -30,6 +30,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.samples import Data
+from fedjax_ht.core.statistics import normalises_by_batch
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.core.wire import FIRST_ROWS, Masked, Metadata, is_masked
 from fedjax_ht.methods.shared.averaging import set_rows
@@ -154,10 +155,10 @@ def linear_head(kernel: jax.Array, bias: jax.Array | float, present: jax.Array) 
 
 
 def require_linear_heads(name: str, federation: Federation) -> None:
-    """Checks that the head of every bucket is one linear layer.
+    """Checks that the head of every bucket is one linear layer, on features of single samples.
 
     Raises:
-      ValueError: a head is not one linear layer. One line.
+      ValueError: a head is not one linear layer, or features depend on the batch. One line.
     """
     for bucket in federation.buckets:
         form = model_form(bucket)
@@ -166,6 +167,11 @@ def require_linear_heads(name: str, federation: Federation) -> None:
             raise ValueError(
                 f"{name} computes one linear layer with a bias, but the head of {bucket.name!r} is "
                 f"made of {', '.join(sorted(head))}; choose a group whose heads are linear"
+            )
+        if normalises_by_batch(bucket):
+            raise ValueError(
+                f"{name} sums features of single samples, but {bucket.name} normalises by batch; "
+                "set model.norm to another one than 'static_batch'"
             )
 
 

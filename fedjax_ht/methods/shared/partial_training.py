@@ -25,9 +25,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bucket import init_variables
+from fedjax_ht.core.bucket import Bucket, init_variables
 from fedjax_ht.core.context import Context
-from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import GlobalModel, Method, Wire
 from fedjax_ht.core.trees import Array, PyTree
@@ -58,7 +57,7 @@ class Uplink(NamedTuple):
 
 
 def slice_plan(
-    federation: Federation,
+    network: Bucket,
     rate: float,
     mode: slicing.Mode,
     *,
@@ -69,14 +68,14 @@ def slice_plan(
     """Makes a client's plan for a round, the same at server and client.
 
     Args:
-      federation: the federation; its global model is cut.
+      network: the bucket of the whole network.
       rate: the client's width rate.
       mode: the rule that cuts slices, see `slicing`.
       ctx: the context of the client or of the server; its round and its shared key are read.
       client_id: the client's id, an int32 scalar, which seeds random plans; None for other modes.
       per_layer: True draws every layer separately, see `PreActResNet.channels`.
     """
-    widths = federation.server_model.module.base.channels(per_layer).widths
+    widths = network.module.base.channels(per_layer).widths
     key = None
     if mode == "random":
         assert ctx.shared_key is not None  # as in every round
@@ -123,8 +122,9 @@ def partial_training(
     """
 
     def plan_of(federation, bucket, ctx, client_id):
+        whole = federation.server_model
         return slice_plan(
-            federation, bucket.width, mode, ctx=ctx, client_id=client_id, per_layer=per_layer
+            whole, bucket.width, mode, ctx=ctx, client_id=client_id, per_layer=per_layer
         )
 
     def axes_of(federation, params):

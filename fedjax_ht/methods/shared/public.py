@@ -216,8 +216,9 @@ def digest_and_train(
     digest = digesting(recipe, distance)
 
     def client_update(bucket, client, downlink, data, ctx):
-        keys = jax.random.split(ctx.key)
-        client, apart = digest(bucket, client, data, received_targets(downlink), keys[0])
+        keys, apart = jax.random.split(ctx.key), jnp.float32(0)
+        if ctx.adapt_epochs is None:  # tuning before an evaluation is on the client's own samples
+            client, apart = digest(bucket, client, data, received_targets(downlink), keys[0])
         client, result = train_model(training, bucket, client, data, ctx._replace(key=keys[1]))
         uplink = outputs_of(bucket, client, data, downlink.requested.value, output)
         return client, uplink, {"loss": result.loss, "digest_loss": apart}

@@ -137,7 +137,9 @@ def test_a_round_equals_the_reference(name, weighting):
     uploads = []
     for bucket in fed.buckets:
         for row, i in enumerate(fed.members(bucket)):
-            plan = slice_plan(fed, bucket.width, SLICED[name], ctx=context(), client_id=i)
+            plan = slice_plan(
+                fed.server_model, bucket.width, SLICED[name], ctx=context(), client_id=i
+            )
             plan = {group: np.asarray(indices).tolist() for group, indices in plan.items()}
             if SLICED[name] != "random":
                 assert plan == ref.plan({"fc1": 8, "fc2": 6}, bucket.width, SLICED[name], ROUND)
@@ -275,7 +277,7 @@ def test_layers_may_be_drawn_for_themselves():
         return sliced_model(PreActResNet((1, 1), (4, 4), rate, scaler=False), CLASSES)
 
     fed = make_sliced_federation(network, (1 / 2,), (4, 4, 1), CLASSES)
-    plan = functools.partial(slice_plan, fed, 1 / 2, "random", client_id=0)
+    plan = functools.partial(slice_plan, fed.server_model, 1 / 2, "random", client_id=0)
     plans = [functools.partial(plan, per_layer=each) for each in (False, True)]
     grouped, apart = (jax.jit(each)(ctx=context()) for each in plans)
     assert set(grouped) == {"stage1", "stage1_0_inner", "stage2_0_inner", "stage2"}
