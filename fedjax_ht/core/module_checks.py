@@ -209,15 +209,20 @@ def _note_flat_norm(
 def _require_mask(
     name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
 ) -> Any:
-    """Intercepts nn.BatchNorm; refuses one whose batch statistics would include padding."""
+    """Intercepts nn.BatchNorm; refuses one whose batch statistics would include padding.
+
+    So they might with a mask of fewer axes, which broadcasts along others than that of samples.
+    """
     module = context.module
     if isinstance(module, nn.BatchNorm) and context.method_name == "__call__":
         given = inspect.signature(module.__call__).bind(*args, **kwargs).arguments
         by_batch = not given.get("use_running_average", module.use_running_average)
-        if by_batch and given.get("mask") is None:
+        mask, axes = given.get("mask"), given["x"].ndim
+        if by_batch and (mask is None or mask.ndim != axes):
             raise ValueError(
                 f"model {name!r}: {'/'.join(module.path)} averages the padding of the last batch; "
-                "give its call mask=None if mask is None else mask[:, None], with as many axes as x"
+                "give its call mask=None if mask is None else "
+                f"mask[:{', None' * (axes - 1)}], with as many axes as x"
             )
     return next_function(*args, **kwargs)
 

@@ -76,9 +76,12 @@ class Synchronised(nn.Module):
 
 
 class Padded(nn.Module):
+    masked: bool = False  # by a mask that broadcasts along the features
+
     @nn.compact
     def __call__(self, x, train, mask):
-        return nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+        norm = nn.BatchNorm(use_running_average=not train)
+        return norm(nn.Dense(8)(x), mask=mask if self.masked else None)
 
 
 class Linear(nnx.Module):
@@ -131,6 +134,10 @@ REFUSED = {
     "axis": (lambda: stateful(Synchronised()), "model 'm': it sums over the device axis 'batch',"),
     "padding": (
         lambda: stateful(Padded()),
+        "model 'm': base/BatchNorm_0 averages the padding of the last batch; give its call mask=",
+    ),
+    "mask of one axis": (
+        lambda: stateful(Padded(masked=True)),
         "model 'm': base/BatchNorm_0 averages the padding of the last batch; give its call mask=",
     ),
     "not stateful": (lambda: fl.SplitModel(Dropped(), HEAD), "model 'm': Dropped.__call__()"),

@@ -27,7 +27,15 @@ from fedjax_ht.lab.report.statistics import (
 )
 from fedjax_ht.lab.runs.environment import CODE, PACKAGES
 from fedjax_ht.lab.runs.folder import flatten, naming, read_json, write_json
-from fedjax_ht.lab.runs.identity import SHA, Identity, differences, is_sum, read_identity, some
+from fedjax_ht.lab.runs.identity import (
+    SHA,
+    Identity,
+    differences,
+    field_of,
+    is_sum,
+    read_identity,
+    some,
+)
 from fedjax_ht.lab.runs.method import ending_of
 from fedjax_ht.simulation.rows import Runs
 from fedjax_ht.simulation.runs import Reason
@@ -339,7 +347,8 @@ def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             labels.setdefault(_value(name, named.get(name)), []).append(label)
         if len(labels) > 1:
             parts = [f"{value} ({', '.join(group)})" for value, group in labels.items()]
-            lines[name] = f"{name} {', '.join(parts)}"
+            shown = field_of(name) if "." in name else name
+            lines[name] = f"{shown} {', '.join(parts)}"
     return lines
 
 

@@ -18,6 +18,7 @@ from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import Entry, as_run, folder_of, recorded
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.config.typed import to_json
+from fedjax_ht.lab.runs.environment import CODE
 from fedjax_ht.lab.runs.folder import (
     BY_ENTRY,
     CONFIG,
@@ -40,6 +41,8 @@ from fedjax_ht.lab.runs.plan import Plan
 
 IDENTITY = "identity.json"
 SHA = "sha256"
+SECTIONS = {"data": "dataset", "split": "partition", "models": "model"}
+"""Fields of `Identity` -> the config's names of the same settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +119,25 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
     name and folder.
     """
     before, now = _settings(stored), _settings(expected)
-    if before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None:
-        for fields in (before, now):
-            fields.pop("data.data_dir", None)
-            # readers differ in more than the values, such as in the scale of pixels
+    equal = before.get(f"data.{SHA}") == now.get(f"data.{SHA}") is not None
+    for fields in (before, now):
+        fields.pop("data.data_dir", None)
+        if equal:  # readers differ in more than the values, such as in the scale of pixels
             fields["data.name"] = fields["data.name"].partition(":")[0]
     lines = []
     for name in differing(before, now):
         there, here = before.get(name), now.get(name)
         if not is_sum(name):
-            lines.append(f"{name} {there!r} instead of {here!r}")
+            lines.append(f"{field_of(name)} {there!r} instead of {here!r}")
         elif there and here:  # a missing file has no checksum
-            lines.append(f"{name} {there[:12]} instead of {here[:12]}")
+            lines.append(f"{field_of(name)} {there[:12]} instead of {here[:12]}")
     return lines
+
+
+def field_of(name: str) -> str:
+    """Returns the config's name of a flat field of an identity."""
+    section, _, field = name.partition(".")
+    return field if section == "options" else f"{SECTIONS.get(section, section)}.{field}"
 
 
 def is_sum(name: str) -> bool:
@@ -226,6 +235,19 @@ def remember_rounds(folder: Path, rounds: int, environment: Mapping[str, str]) -
     today = datetime.date.today().isoformat()
     identity = dataclasses.replace(identity, rounds=rounds, ended=today, versions=versions)
     write_identity(identity, folder)
+
+
+def changed_code(folder: Path, code: Mapping[str, str]) -> list[str]:
+    """Returns the files of a user's code that changed since they trained an entry.
+
+    Args:
+      folder: the entry's folder.
+      code: today's files and checksums, see `own_methods.own_code`.
+    """
+    identity = read_identity(folder)
+    newest = identity.versions[-1] if identity is not None and identity.versions else {}
+    changed = [name for name in code if newest.get(name, code[name]) != code[name]]
+    return [name.removeprefix(CODE) for name in changed]
 
 
 PLAIN = Entry("", "", options={}, training={}, model={})

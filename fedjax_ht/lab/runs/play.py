@@ -22,7 +22,7 @@ from fedjax_ht.lab.report.maps import remember_map
 from fedjax_ht.lab.report.plots import image_grid, save
 from fedjax_ht.lab.runs.environment import environment
 from fedjax_ht.lab.runs.folder import agreed, is_primary, read_json, write_json
-from fedjax_ht.lab.runs.identity import begin_again, remember_rounds
+from fedjax_ht.lab.runs.identity import begin_again, changed_code, remember_rounds
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
 from fedjax_ht.lab.runs.own_methods import own_code
 from fedjax_ht.lab.runs.plan import Run
@@ -141,15 +141,20 @@ def play(
     is_done = is_done and all_done(known, histories, config.rounds, ending_of(config))
     if not writable and not is_done:
         raise ValueError(f"{folder} cannot be written to, but {label} is not finished")
+    code = own_code(run)
+    programs = environment() | code
+    if writes:
+        for file in changed_code(folder, code):
+            warn(
+                f"{label}: {file} has changed since it trained this entry, and finished rounds are "
+                "not trained again; choose another --workdir to start anew"
+            )
     stop_if_signalled(caught)
     if not any(histories):
         _prepare_start(run, folder, warn, writes)
     if rounds_done(states) < config.rounds and is_primary():
-        notify("stage", _compiling(run))
-    programs, trouble = (
-        environment() | own_code(run),
-        _trouble_of(run, simulations[0].num_classes, numbers, histories),
-    )
+        notify("stage", _compiling(run, rounds_done(states)))
+    trouble = _trouble_of(run, simulations[0].num_classes, numbers, histories)
     saved, written = rounds_done(states), 0  # round of the newest checkpoint; rows in the files
 
     def write(histories: list[list[Row]]) -> None:
@@ -250,13 +255,14 @@ def _prepare_start(run: Run, folder: Path, warn: Callable[[str], None], writes: 
         )
 
 
-def _compiling(run: Run) -> str:
-    """Describes the programs that the first round compiles."""
+def _compiling(run: Run, done: int) -> str:
+    """Describes the programs that the first round compiles, after `done` rounds; -1 before any."""
     devices = run.config.devices or usual_devices()
     num_programs = len(run.federation.buckets)
     programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
     kind = jax.devices()[0].device_kind
-    return f"{run.label}: compiling {programs} for {devices} x {kind}, in the first round"
+    resumes = f"resumes after round {done}, " if done >= 0 else ""
+    return f"{run.label}: {resumes}compiling {programs} for {devices} x {kind}, in the first round"
 
 
 def with_noted_lanes(run: Run, noted: Path, writes: bool) -> Run:

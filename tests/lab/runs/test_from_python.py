@@ -58,9 +58,9 @@ def test_a_run_of_objects_is_the_run_of_their_names(config, begun, finished, bla
     ("changed", "line"),
     [
         ("methods", r"run of another local \(method\.sha256 \w{12} instead of \w{12}\);"),
-        ("models", r"run of another config \(models\.sha256 \w{12} instead of \w{12}\);"),
-        ("rules", r"run of another config \(data\.rules\.sha256 \w{12} instead of \w{12}\);"),
-        ("dataset", r"run of another config \(data\.sha256 \w{12} instead of \w{12}\);"),
+        ("models", r"run of another config \(model\.sha256 \w{12} instead of \w{12}\);"),
+        ("rules", r"run of another config \(dataset\.rules\.sha256 \w{12} instead of \w{12}\);"),
+        ("dataset", r"run of another config \(dataset\.sha256 \w{12} instead of \w{12}\);"),
         ("rate", r"another local \(.*training\.optimizer 'object:\w+' instead of 'object:"),
     ],
 )

@@ -91,7 +91,7 @@ def test_an_entry_put_in_place_of_another_is_neither_gone_on_with_nor_evaluated(
     folder = shutil.copytree(finished, tmp_path / "run")
     with edited(folder / "local" / "identity.json") as content:
         content["split"] |= {"seed": 5, "sha256": "a" * 64}
-    line = r"local holds a run of another local \(split\.seed 5 instead of 1, split\.sha256 .* in"
+    line = r"local holds a run of another local \(partition\.seed 5 instead of 1, partition\.sha256 .* in"
     refusals(config, folder, line, rounds=4)
     with pytest.raises(ValueError, match=line):
         load_run(folder)
@@ -114,7 +114,9 @@ def test_a_run_resumes_with_its_data_in_another_folder(config, finished, tmp_pat
     trained(config, folder, **{"dataset.name": f"npz:{renamed}"})
     with edited(folder / "config.json") as content:
         content["dataset"]["name"] = "csv:other.npz"  # another reader
-    refusals(config, folder, r"another config \(data\.name 'csv' instead of 'npz'\); restore the")
+    refusals(
+        config, folder, r"another config \(dataset\.name 'csv' instead of 'npz'\); restore the"
+    )
 
 
 def test_every_field_that_affects_results_is_compared(config, tmp_path):
@@ -140,9 +142,9 @@ def test_every_field_that_affects_results_is_compared(config, tmp_path):
             run_folder(config, entries if path == [] else [], tmp_path, notes)
         section[name] = value
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    for note in notes:
+    for note, section in (("data", "dataset"), ("split", "partition")):
         with refused(
-            rf"another config \({note}\.sha256 {notes[note][:12]} instead of cccccccccccc\)"
+            rf"another config \({section}\.sha256 {notes[note][:12]} instead of cccccccccccc\)"
         ):
             run_folder(config, [], tmp_path, notes | {note: "c" * 64})
     free = {"rounds": 99, "devices": 2, "client_store": "host", "dataset.data_dir": "elsewhere"}
@@ -154,7 +156,7 @@ def test_other_data_under_the_same_name_are_others():
     config = Config()
     (entry,) = entries_of(config)
     first, second = (identity_of(entry, config, {"data": sha * 64}) for sha in "ab")
-    assert differences(first, second) == [f"data.sha256 {'a' * 12} instead of {'b' * 12}"]
+    assert differences(first, second) == [f"dataset.sha256 {'a' * 12} instead of {'b' * 12}"]
 
 
 def test_results_of_which_nothing_tells_what_they_are_are_refused(config, finished, tmp_path):
@@ -173,7 +175,7 @@ def test_a_field_that_an_earlier_version_did_not_have_is_at_its_default(config, 
         del content["training"]["schedule"], content["options"]["privacy.unit"]
         del content["split"]["options"]["min_samples"]
     (line,) = differences(read_identity(folder / "local"), read_identity(finished / "local"))
-    assert line.startswith("split.options.min_samples ") and line.endswith(" instead of 8")
+    assert line.startswith("partition.options.min_samples ") and line.endswith(" instead of 8")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"data": 3}', "nothing"])

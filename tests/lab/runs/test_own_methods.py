@@ -219,6 +219,17 @@ def test_a_command_looks_beside_its_config_file(run_script, written, tmp_path):
     ]
 
 
+def test_code_that_has_changed_since_it_trained_is_reported(run, written, monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    for comment, files in (("", []), ("# other code", ["method_beside.py"])):
+        (written.parent / "method_beside.py").write_text(METHOD + comment)
+        config, heard = typed_config(read_config_file(str(written))), []
+        train_and_evaluate(config, run, config_file=str(written), warn=heard.append)
+        lines = [line for line in heard if "has changed since it trained this entry" in line]
+        assert [line.split()[1] for line in lines] == files
+        forget()
+
+
 @pytest.fixture
 def by_module(run, monkeypatch):
     """The run as it would be of the method "method_beside:beside", which nobody registers."""

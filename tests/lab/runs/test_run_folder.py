@@ -74,7 +74,7 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
     assert fingerprints(experiment.dataset, [swapped])["data"] == prints["data"]
     notes = fingerprints(experiment.dataset, [swapped])
     with refused(
-        r"another config \(split\.sha256 \w{12} instead of \w{12}\); restore the original"
+        r"another config \(partition\.sha256 \w{12} instead of \w{12}\); restore the original"
     ):
         run_folder(typed_config(config), [], copied, notes)
     file = Path(config.dataset.name.removeprefix("npz:"))
@@ -86,7 +86,7 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
         np.savez(file, images=images, labels=labels)
         registry._load.cache_clear()
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-            with refused(r"another config \(data\.sha256 \w{12} instead of \w{12}\)"):
+            with refused(r"another config \(dataset\.sha256 \w{12} instead of \w{12}\)"):
                 call()
     finally:
         file.write_bytes(whole)
@@ -124,7 +124,7 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
         del content["precision"], content["training"]["schedule"]
         del content["partition"]["options"]["min_samples"]
         content["partition"]["options"]["alpha"] = 2.0
-    with pytest.raises(ValueError, match=r"another config \(split.options.alpha 2.0"):
+    with pytest.raises(ValueError, match=r"another config \(partition.options.alpha 2.0"):
         train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
     with edited(copied / "config.json") as content:
         content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
