@@ -35,12 +35,15 @@ from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.efficientnet import WIDTH, EfficientNetLite
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import names_folder
+from fedjax_ht.models.sensors import TimeConvFeatures
 from fedjax_ht.models.split import DenseHead, SplitModel
 from fedjax_ht.models.vits import ViT
 from fedjax_ht.ops import adaptive_pool
 
 Arrays = Mapping[str, np.ndarray]
 Variables = dict[str, Any]
+# Extractors with their originals' names in torch. If one flattens, it does so in torch's order.
+_PUBLISHED = (ResNet, GoogLeNet, MobileNetV2, EfficientNetLite, ViT, TimeConvFeatures)
 
 
 def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]:
@@ -88,15 +91,23 @@ def starting_weights(
       The extractor's weights and running statistics, and perhaps the head's, as in `variables`.
 
     Raises:
-      ValueError: the extractor's arrays do not fit, or weights are complex or not finite.
+      ValueError: the extractor's arrays do not fit, have torch's names although the model has no
+        original in torch, or are complex or not finite.
     """
     blank = {}
     for collection, tree in variables.items():
         if "base" in tree:
             blank[collection] = {"base": _blank(tree["base"])}
     extractor, names = arrays, names_of(module)
-    if names is not None and not torchvision.has_flax_names(arrays):
-        extractor = own_arrays(arrays, names, blank["params"]["base"])
+    if not torchvision.has_flax_names(arrays):
+        if names is not None:
+            extractor = own_arrays(arrays, names, blank["params"]["base"])
+        elif not isinstance(getattr(module, "base", None), _PUBLISHED):
+            raise ValueError(
+                f"they have no {torchvision.FLAX_PREFIX}..., and only torchvision's models, "
+                "EfficientNet-Lite and HARCNN take torch's names; convert your torch module with "
+                "fl.weights_from_torch"
+            )
     weights = torchvision.variables_from_torchvision(extractor, blank)
     if head:
         like = variables["params"]["head"]

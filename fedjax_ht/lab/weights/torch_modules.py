@@ -35,10 +35,11 @@ def weights_from_torch(
       layers: name of each layer with weights -> path of the flax layer, {"conv1": "base/Conv_0"};
         None skips a layer, such as a classifier for other classes.
       flattened: name of a Linear or a BatchNorm1d that takes flattened images -> their shape
-        [C, H, W]. Flax flattens [H, W, C], so its kernel has another order. After a convolution,
-        layers need a shape unless they have as many inputs as the last convolution has channels, or
-        as a Linear since then has outputs. "After" is the order of `module.state_dict()`: name
-        layers yourself if the forward pass has another. (N, 1, 1) keeps the order of N inputs.
+        [C, H, W]. Flax flattens [H, W, C], so its kernel has another order. Layers need a shape
+        unless they have as many inputs as the last convolution has channels, or as a Linear since
+        then has outputs. Without convolutions, the images are the module's inputs; a module with
+        embeddings has none. "Last" is by the order of `module.state_dict()`: name layers yourself
+        if the forward pass has another. (N, 1, 1) keeps the order of N inputs.
 
     Raises:
       ValueError: a layer is missing from `layers` or from the module, has another kind, or takes
@@ -66,12 +67,13 @@ def weights_from_torch(
     arrays: dict[str, np.ndarray] = {}
     shapes = {name: next(iter(source.values())).shape for name, source in sources.items()}
     channels = [shapes[name][0] for name in sources if kinds[name].startswith("Conv")]
+    sees_images = bool(channels) or "Embedding" not in kinds.values()
     # Numbers of inputs that are no flattened image: the channels of the last convolution so far and
     # the outputs of Linears since. A Linear before all convolutions may be the classifier.
     widths = set(channels[-1:])
     for name, source in sources.items():
         kind, path, shape = kinds[name], layers[name], shapes[name]
-        is_flat = bool(channels) and kind in _ON_ROWS and shape[-1] not in widths
+        is_flat = sees_images and kind in _ON_ROWS and shape[-1] not in widths
         if kind.startswith("Conv"):
             widths = {shape[0]}
         elif kind == "Linear":

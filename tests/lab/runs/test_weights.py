@@ -51,6 +51,16 @@ def with_model(config, **changes):
     return config
 
 
+def in_torch(arrays):
+    """Returns the arrays of a perceptron's extractor with torch's names and layouts."""
+    renamed = {}
+    for path, x in arrays.items():
+        layer, leaf = path.split("/")[-2:]
+        if layer != "head":
+            renamed[f"{layer}.{leaf.replace('kernel', 'weight')}"] = x.T
+    return renamed
+
+
 def values(tree):
     return {x for leaf in jax.tree.leaves(tree) for x in np.unique(leaf).tolist()}
 
@@ -148,6 +158,7 @@ def test_wrong_weights_are_one_line(arrays, tmp_path):
         (wide, r"these do not fit mlp_narrow: "),
         ({"mlp": wide}, r"^weights: unknown architecture 'mlp'.*mlp_narrow"),
         ({"mlp_wide": {"a": np.ones(2)}}, r"^the weights of mlp_wide: these do not fit mlp_wide"),
+        ({"mlp_wide": in_torch(arrays["mlp_wide"])}, "convert .* with fl.weights_from_torch"),
     ):
         with refused(message):
             fl.with_weights(federation_of(), weights)

@@ -13,6 +13,7 @@ from fedjax_ht.lab.weights.start import own_names, starting_weights, state_dict
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
+from fedjax_ht.models.sensors import harcnn
 from fedjax_ht.models.split import DenseHead, SplitModel, vit_head
 from fedjax_ht.models.vits import ViT
 from tests.lab.weights.test_torchvision import SIZE
@@ -89,6 +90,15 @@ def test_a_model_without_a_torch_original_has_its_own_names():
     more = arrays | {"shared/params/x": np.ones(2)}
     loaded = starting_weights(more, module, variables, head=True)
     jax.tree.map(np.testing.assert_array_equal, loaded["params"], variables["params"])
+
+
+def test_networks_for_sensors_have_htfllibs_names():
+    module = harcnn("harcnn1", 1, 4, feature_dim=8)
+    bucket = make_federation({"model": module}, (51, 9), 4, num_clients=1).buckets[0]
+    variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    arrays = {"conv1.0.weight": np.ones((32, 9, 1, 9)), "conv1.0.bias": np.zeros(32)}
+    loaded = starting_weights(arrays | {"fc.bias": np.ones(6)}, module, variables)
+    assert (loaded["params"]["base"]["conv1_0"]["kernel"] == 1).all()
 
 
 def test_heads_that_do_not_fit_stay():

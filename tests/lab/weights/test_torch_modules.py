@@ -148,6 +148,7 @@ def test_every_layer_on_a_flattened_image_has_its_order():
 
 
 FLAT = {  # sizes of the weights, in order -> the shape of what fc takes
+    "a perceptron": ({"fc": (8, 48), "out": (5, 8)}, (3, 4, 4)),
     "as wide as an earlier convolution": (
         {"wide": (64, 3, 3, 3), "conv": (16, 64, 3, 3), "fc": (10, 64)},
         (16, 2, 2),
@@ -158,7 +159,7 @@ FLAT = {  # sizes of the weights, in order -> the shape of what fc takes
 
 
 @pytest.mark.parametrize("case", FLAT)
-def test_a_flattened_image_is_known_by_the_last_convolution(case):
+def test_a_flattened_image_is_known_by_the_layers_before(case):
     sizes, image = FLAT[case]
     kinds = {name: "Linear" if len(size) == 2 else "Conv2d" for name, size in sizes.items()}
     values = {f"{name}.weight": np.float32(RNG.normal(size=size)) for name, size in sizes.items()}
@@ -170,6 +171,12 @@ def test_a_flattened_image_is_known_by_the_last_convolution(case):
     for given, rows in ((image, order), ((inputs, 1, 1), np.arange(inputs))):
         found = fl.weights_from_torch(module, layers, {"fc": given})
         np.testing.assert_array_equal(found["params/base/fc/kernel"], values["fc.weight"].T[rows])
+
+
+def test_a_model_of_tokens_flattens_no_image():
+    values = {"e.weight": np.ones((9, 4)), "fc.weight": np.ones((2, 8))}
+    module = Module({"e": "Embedding", "fc": "Linear"}, values)
+    fl.weights_from_torch(module, {"e": "base/e", "fc": "base/fc"})
 
 
 def test_a_flattened_image_is_asked_for_and_a_skipped_layer_is_not_read():
