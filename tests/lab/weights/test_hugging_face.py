@@ -73,6 +73,17 @@ def test_a_models_prefix_and_other_heads_are_left_out(tmp_path):
     fl.with_weights(federation_of(group), weights_file(group), head=False)
 
 
+def test_norms_of_older_files_are_renamed(tmp_path):
+    arrays = {}
+    for name, array in made_up("bert").items():
+        old = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        arrays[f"bert.{old}"] = array
+    group = write_folder(tmp_path / "bert", "bert", arrays)
+    base = fl.with_weights(federation_of(group), weights_file(group), head=False).buckets[0].weights
+    scale = base["params"]["base"]["embeddings_norm"]["scale"]
+    np.testing.assert_array_equal(scale, made_up("bert")["embeddings.LayerNorm.weight"])
+
+
 def test_heads_that_fit_are_loaded(tmp_path):
     """A vision transformer's classifier is linear; a decoder's embedding scores the next token."""
     arrays = {f"vit.{name}": array for name, array in made_up("vit").items()}

@@ -94,9 +94,16 @@ def head_arrays(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
 
 
 def _unprefixed(arrays: Arrays, names: Names) -> dict[str, np.ndarray]:
-    """Removes the prefix from names; drops names without it, such as a head's."""
+    """Removes the prefix from names; drops names without it, such as a head's.
+
+    Norms in older files have "gamma" and "beta".
+    """
+    arrays = {
+        re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): array
+        for name, array in arrays.items()
+    }
     if not any(name.startswith(names.prefix) for name in arrays):
-        return dict(arrays)
+        return arrays
     kept = {}
     for name, array in arrays.items():
         if name.startswith(names.prefix):
