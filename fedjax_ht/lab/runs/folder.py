@@ -33,6 +33,7 @@ from fedjax_ht.lab.runs.devices import files_of
 from fedjax_ht.lab.runs.plan import Plan, plan
 from fedjax_ht.lab.safe import bounded, limits
 from fedjax_ht.lab.weights.start import Weights, checksums, weights_of_model
+from fedjax_ht.models.registry import names_folder
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
@@ -50,12 +51,17 @@ def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str,
 
 
 def files_read(config: Config) -> list[Weights]:
-    """Returns the files that a run's models, devices and generators start from."""
+    """Returns the files that a run's models, devices and generators start from.
+
+    A group "hf:FOLDER" stands for the files that define its model.
+    """
     entries = entries_of(config)
-    models = (as_run(entry, config).model for entry in entries)
+    models = [as_run(entry, config).model for entry in entries]
+    folders = [model.group for model in models if names_folder(model.group)]
     generators = [entry.options["generator"] for entry in entries if "generator" in entry.options]
     named = [name for name in generators if isinstance(name, str)]
-    return [*map(weights_of_model, models), *files_of(config.devices_profile), *named]
+    weights = map(weights_of_model, models)
+    return [*weights, *folders, *files_of(config.devices_profile), *named]
 
 
 VERSION = 3

@@ -58,7 +58,7 @@ class Identity:
         their SHA-256.
       training: fields of `config.training` with the entry's changes.
       options: the other fields of the config that affect a round's results.
-      files: name of each file that models or devices start from -> SHA-256.
+      files: name of each file, or group "hf:FOLDER", that models or devices start from -> SHA-256.
       seed: the root seed of the first trial.
       trials: number of seeds trained.
       rounds: number of rounds saved.

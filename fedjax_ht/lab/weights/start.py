@@ -28,7 +28,12 @@ from fedjax_ht.lab.config.sections import ModelConfig
 from fedjax_ht.lab.safe.bounded import sha256_of
 from fedjax_ht.lab.safe.torch_files import load_state_dict, noted_classes
 from fedjax_ht.lab.weights import torchvision
-from fedjax_ht.lab.weights.hugging_face.folder import head_classes, names_of, weights_file
+from fedjax_ht.lab.weights.hugging_face.folder import (
+    head_classes,
+    names_of,
+    sum_of_model,
+    weights_file,
+)
 from fedjax_ht.lab.weights.hugging_face.names import head_arrays, own_arrays
 from fedjax_ht.models.adapters import frozen_weights, is_adapted, unadapted
 from fedjax_ht.models.convnets import GoogLeNet, MobileNetV2, ResNet
@@ -369,9 +374,16 @@ def missing(weights: Weights) -> list[str]:
 
 
 def checksums(weights: Iterable[Weights]) -> dict[str, str]:
-    """Returns name -> SHA-256 of every file that exists."""
-    named = set().union(*map(files, weights))
-    return {file: sha256_of(file) for file in sorted(named) if Path(file).is_file()}
+    """Returns name -> SHA-256 of every file, or model group "hf:FOLDER", that exists."""
+    sums = {}
+    for name in sorted(set().union(*map(files, weights))):
+        if names_folder(name):
+            found = sum_of_model(name)
+        else:
+            found = sha256_of(name) if Path(name).is_file() else None
+        if found is not None:
+            sums[name] = found
+    return sums
 
 
 def _names(bucket: Bucket, federation: Federation) -> list[str]:

@@ -1,6 +1,7 @@
 """Models that start from files of weights: by config and by hand, in runs that resume."""
 
 import copy
+import functools
 
 import jax
 import numpy as np
@@ -13,14 +14,18 @@ from fedjax_ht.core.bucket import weights_of, with_frozen
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.lab.runs.evaluate import check_export, client_state, export, load_run
-from fedjax_ht.lab.runs.folder import files_read, read_folder
+from fedjax_ht.lab.runs.folder import files_read, read_folder, read_run
+from fedjax_ht.lab.runs.identity import begin
+from fedjax_ht.lab.runs.own_methods import noted
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
+from fedjax_ht.lab.weights.hugging_face.folder import sum_of_model
 from fedjax_ht.lab.weights.start import checksums, state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.engine import first_server, first_states
+from tests.hugging_face import made_up, write_folder
 from tests.lab.runs.folders import refused
 from tests.runs import metrics
 from tests.tiny import check_equal
@@ -255,6 +260,35 @@ def test_a_generators_file_is_noted(tmp_path):
     config = fl.base_config()
     config.entries = (f"fedktl:generator={tmp_path / 'mine.npz'}", "fedktl:generator=natural_32")
     assert list(checksums(files_read(config))) == [str(tmp_path / "mine.npz")]
+
+
+def test_a_run_keeps_to_its_folders_model(config, tmp_path):
+    """The activation and pooling of a folder of Hugging Face change no shape of its weights."""
+    arrays = made_up("vit")
+    arrays["embeddings.position_embeddings"] = np.zeros((1, 10, 8), np.float32)
+    patches = "embeddings.patch_embeddings.projection.weight"
+    arrays[patches] = arrays[patches][:, :1]
+    write = functools.partial(write_folder, tmp_path / "vit", "vit", arrays, image_size=6)
+    group = write(num_channels=1)
+    started = with_model(config, group=group)
+
+    def start():
+        experiment = plan(started)
+        begin(experiment, tmp_path / "run", noted(experiment), writes=True)
+
+    start()
+    start()
+    assert group in read_folder(tmp_path / "run").notes["weights"]
+    write(num_channels=1, hidden_act="relu")
+    with refused(rf"another config \(files\.{group} \w{{12}} instead of \w{{12}}\); restore"):
+        start()
+    write(num_channels=1)
+    start()
+    read_run(tmp_path / "run")
+    before = sum_of_model(group)
+    (tmp_path / "vit" / "1_Pooling").mkdir()
+    (tmp_path / "vit" / "1_Pooling" / "config.json").write_text("{}")
+    assert sum_of_model(group) != before
 
 
 def test_a_run_goes_on_without_its_weights_but_not_with_others(

@@ -1,5 +1,6 @@
 """Model groups `hf:FOLDER`: the extractor that an untrusted folder's config.json describes."""
 
+import hashlib
 import re
 import warnings
 from collections.abc import Callable, Collection
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedjax_ht.check.options import Positive, Within, check_value
 from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described
-from fedjax_ht.lab.safe.bounded import read_json
+from fedjax_ht.lab.safe.bounded import read_json, sha256_of
 from fedjax_ht.lab.weights.hugging_face import transformers
 from fedjax_ht.lab.weights.hugging_face.names import Names
 from fedjax_ht.lab.weights.hugging_face.transformers import ACTIVATIONS, Sizes
@@ -128,6 +129,13 @@ def read_settings(folder: Path) -> Settings:
     return settings
 
 
+def _encoder(folder: Path) -> Path:
+    """Returns the sentence encoder's folder if a folder is its 0_Transformer, else the folder."""
+    if re.match(r"\d+_", folder.name) and (folder.parent / "modules.json").exists():
+        return folder.parent
+    return folder
+
+
 def _modules(root: Path) -> list[tuple[str, str]]:
     """Returns (kind, folder) of a sentence encoder's modules after its transformer."""
     place, modules = root / "modules.json", []
@@ -158,9 +166,7 @@ def pooling(settings: Settings, known: Collection[str], default: str) -> tuple[s
     Raises:
       ValueError: the folder has another mode, several modes, or another module. One line.
     """
-    root = settings.folder
-    if re.match(r"\d+_", root.name) and (root.parent / "modules.json").exists():
-        root = root.parent  # 0_Transformer of an encoder's folder
+    root = _encoder(settings.folder)
     modules, mode = _modules(root), default
     kinds = [kind for kind, _ in modules]
     for i, (kind, path) in enumerate(modules):
@@ -353,6 +359,22 @@ def folder_of(group: str) -> Path:
 def weights_file(group: str) -> str:
     """Returns the path of the weights file in the folder that a group names."""
     return str(folder_of(group) / WEIGHTS)
+
+
+def sum_of_model(group: str) -> str | None:
+    """Returns the SHA-256 of the files that define a folder's model; None without config.json.
+
+    They are config.json, the list of modules, and the modules' own config.json. The weights have
+    their own checksum.
+    """
+    folder = folder_of(group)
+    if not (folder / "config.json").is_file():
+        return None
+    root = _encoder(folder)
+    modules = _modules(root)
+    files = [place / "config.json" for place in (folder, *(root / path for _, path in modules))]
+    sums = [sha256_of(file) for file in files if file.is_file()]
+    return hashlib.sha256(repr((modules, sums)).encode()).hexdigest()
 
 
 def head_classes(file: str) -> tuple[str, ...] | None:
