@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from fedjax_ht.lab.weights.torchvision import variables_from_torchvision
+from fedjax_ht.lab.weights.start import own_names, starting_weights, state_dict
 from fedjax_ht.models import convnets
 from fedjax_ht.models.efficientnet import MobileBlock, efficientnet_lite, padded, scaled
 from fedjax_ht.models.layers import Norm
@@ -354,8 +354,8 @@ def test_efficientnet_takes_the_names_of_its_port(variant, blocks):
     _, form = shapes(module)
     blank = {"params": form["params"], "stats": form["batch_stats"]}
     blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), blank)
-    arrays, names = {"_fc.weight": np.zeros((1000, 1280))}, {"kernel": "weight", "scale": "weight"}
-    names |= {"mean": "running_mean", "var": "running_var"}
+    arrays = {"_fc.weight": np.zeros((10, 1280)), "_fc.bias": np.ones(10)}
+    names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
     for tree in blank.values():
         for path, leaf in flatten_dict(tree.get("base", {})).items():
             *modules, last = path
@@ -364,9 +364,12 @@ def test_efficientnet_takes_the_names_of_its_port(variant, blocks):
             arrays[".".join([*torch_path, names.get(last, last)])] = leaf.transpose(layout) + 1
     names_of_port = {f"_blocks.{blocks - 1}._depthwise_conv.weight", "_conv_stem.weight"}
     assert names_of_port <= set(arrays)
-    loaded = variables_from_torchvision(arrays, blank)
+    loaded = starting_weights(arrays, module, blank, head=True)
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["params"]["base"]))
     assert all((leaf == 1).all() for leaf in jax.tree.leaves(loaded["stats"]["base"]))
+    assert not loaded["params"]["head"]["kernel"].any()
+    assert (loaded["params"]["head"]["bias"] == 1).all()
+    assert state_dict(module, blank).keys() == own_names(blank).keys()  # exports have our names
 
 
 def test_unets_give_each_pixel_a_class_by_heads_of_one_shape():

@@ -62,8 +62,10 @@ def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]
       variables: the module's {"params", "stats"}.
     """
     layers, head = _head_layers(module), variables["params"]["head"]
+    if layers is None or isinstance(module.base, EfficientNetLite):
+        return own_names(variables)
     # A method may have replaced the model's head.
-    if layers is None or any("kernel" not in _at(head, path) for path in layers):
+    if any("kernel" not in _at(head, path) for path in layers):
         return own_names(variables)
     arrays = torchvision.state_dict_of_torchvision(variables)
     for i, (path, name) in enumerate(layers.items()):
@@ -210,12 +212,13 @@ def native_width(base: nn.Module) -> int:
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
-    """Returns path of each head layer -> its name in torchvision's model.
+    """Returns path of each head layer -> its name in torchvision's model or EfficientNet-Lite's.
 
-    A head of several layers replaces torchvision's classifier by an `nn.Sequential`. None if the
-    extractor or the head is not torchvision's.
+    A head of several layers replaces the original's classifier by an `nn.Sequential`. None if the
+    extractor or the head has no original.
     """
     places = {ResNet: "fc", GoogLeNet: "fc", MobileNetV2: "classifier.1", ViT: "heads.head"}
+    places[EfficientNetLite] = "_fc"
     if not isinstance(module, SplitModel) or type(module.base) not in places:
         return None
     place, head = places[type(module.base)], module.head
