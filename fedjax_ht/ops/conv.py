@@ -78,7 +78,7 @@ def conv2d(
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
 
     Raises:
-      ValueError: `groups` or `lowering` is something else.
+      ValueError: `groups` or `lowering` is something else, or the kernel exceeds the padded images.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,10 +197,19 @@ def _native(
 
 def _axis(length: int, size: int, stride: int, padding: int) -> Axis:
     """Returns the kernel's entries that meet data along an axis, and the padding for these."""
+    _check_fits(length, size, padding)
     out = (length + 2 * padding - size) // stride + 1
     last = (out - 1) * stride - padding  # where the last output's first entry lies
     first_tap, past_tap = max(0, -last), min(size, length + padding)
     return Axis(slice(first_tap, past_tap), (padding - first_tap, last + past_tap - length))
+
+
+def _check_fits(length: int, size: int, padding: int) -> None:
+    if size > length + 2 * padding:
+        raise ValueError(
+            f"a kernel of {size} does not fit {length} pixels with padding {padding}; use larger "
+            "images"
+        )
 
 
 def conv_transpose2d(
@@ -265,6 +274,9 @@ def max_pool(
     Returns:
       float [B, H', W', C].
 
+    Raises:
+      ValueError: the window exceeds the padded images.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_ht.ops import max_pool
@@ -282,6 +294,8 @@ def _max_along(x: Array, axis: int, window: int, stride: int, padding: int, ceil
     span = length + 2 * padding - window
     if ceil:
         span += stride - 1
+    if span < 0:
+        _check_fits(length, window, padding)
     out = span // stride + 1
     if (out - 1) * stride >= length + padding:
         out -= 1

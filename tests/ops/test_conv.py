@@ -51,6 +51,13 @@ def convolution(case, lowering=None):
     )
 
 
+@pytest.mark.parametrize("lowering", [None, "native", "patches"])
+def test_a_kernel_larger_than_the_image_is_refused(lowering):
+    message = "a kernel of 3 does not fit 2 pixels with padding 0; use larger images"
+    with pytest.raises(ValueError, match=message):
+        conv2d(normal(2, 4, 2, 3), normal(3, 3, 3, 4), lowering=lowering)
+
+
 def pulled_back(f):
     """(x, kernel, upstream) -> (f(x, kernel), gradients of sum(upstream * f(x, kernel)))."""
 

@@ -53,6 +53,12 @@ def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ce
     np.testing.assert_allclose(out, pool.max_pool(x, window, stride, padding, ceil), rtol=1e-6)
 
 
+def test_a_window_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match="a kernel of 3 does not fit 1 pixels with padding 0"):
+        max_pool(jnp.ones((1, 3, 1, 1)), 3, 2)
+    assert max_pool(jnp.ones((1, 2, 1, 1)), 3, 3, ceil=True).shape == (1, 1, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("length", "width"), [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8)], ids=str
 )
