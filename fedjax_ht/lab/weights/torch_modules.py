@@ -26,9 +26,10 @@ def weights_from_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a `torch.nn.Module` as in flax, for `fl.with_weights`.
 
-    Names and layouts are flax's. Layers are Linear, Conv, BatchNorm, GroupNorm, LayerNorm and
-    Embedding. Their settings come from the flax module: epsilon, padding, stride and the order of
-    layers are not compared.
+    Names and layouts are flax's. Layers are Linear, Conv, BatchNorm, GroupNorm, LayerNorm (over
+    features, over [C, H, W] behind a convolution, or over [T, C] in a module without convolutions)
+    and Embedding. Their settings come from the flax module: epsilon, padding, stride and the order
+    of layers are not compared.
 
     Args:
       module: the module.
@@ -86,6 +87,13 @@ def weights_from_torch(
         if is_flat or name in images:
             for leaf in ("weight",) if kind == "Linear" else tuple(source):
                 source[leaf] = _channels_last(name, source[leaf], images.get(name))
+        if kind == "LayerNorm" and (len(shape) > 2 or (len(shape) == 2 and channels)):
+            if not channels or len(shape) != 3 or shape[0] not in widths:
+                raise ValueError(
+                    f"{name!r} normalises {shape}, which is not the [C, H, W] of a convolution; "
+                    "give None in layers to skip it, and its arrays in flax's order by name"
+                )
+            source = {leaf: np.moveaxis(value, 0, -1) for leaf, value in source.items()}
         for leaf, value in source.items():
             target = _OTHERS.get(leaf, _WEIGHTS[kind])
             if target == "kernel":

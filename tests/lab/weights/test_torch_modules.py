@@ -173,6 +173,32 @@ def test_a_flattened_image_is_known_by_the_layers_before(case):
         np.testing.assert_array_equal(found["params/base/fc/kernel"], values["fc.weight"].T[rows])
 
 
+NORMS = {  # sizes of the weights before it, size of a LayerNorm -> how its axes move, if known
+    "an image": ({"conv": (4, 2, 3, 3)}, (4, 5, 6), (1, 2, 0)),
+    "a sequence": ({"fc": (6, 3)}, (5, 6), (0, 1)),
+    "steps of a convolution": ({"conv": (5, 4, 3)}, (5, 6), None),
+    "channels last": ({"conv": (4, 2, 3, 3)}, (5, 6, 4), None),
+    "no convolution": ({"fc": (4, 3)}, (4, 5, 6), None),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_a_norm_of_several_axes_has_flaxs_order_or_is_refused(case):
+    sizes, size, axes = NORMS[case]
+    kinds = {name: "Linear" if name == "fc" else f"Conv{len(s) - 2}d" for name, s in sizes.items()}
+    values = {f"{name}.weight": np.ones(s) for name, s in sizes.items()}
+    values |= {"norm.weight": RNG.normal(size=size), "norm.bias": RNG.normal(size=size)}
+    module, layers = Module(kinds | {"norm": "LayerNorm"}, values), dict.fromkeys(sizes)
+    if axes is None:
+        with refused(re.escape(f"'norm' normalises {size}, which is not the [C, H, W] of a conv")):
+            fl.weights_from_torch(module, layers | {"norm": "base/norm"})
+        return
+    found = fl.weights_from_torch(module, layers | {"norm": "base/norm"})
+    for leaf, name in (("scale", "weight"), ("bias", "bias")):
+        expected = values[f"norm.{name}"].transpose(axes)
+        np.testing.assert_array_equal(found[f"params/base/norm/{leaf}"], expected)
+
+
 def test_a_model_of_tokens_flattens_no_image():
     values = {"e.weight": np.ones((9, 4)), "fc.weight": np.ones((2, 8))}
     module = Module({"e": "Embedding", "fc": "Linear"}, values)
