@@ -140,7 +140,9 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
       ImportError: the file is a .safetensors file, and that package is not installed.
       ValueError: the file is damaged, has another format, or holds anything but named tensors.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
+    if path.with_name(f"{path.name}.index.json").is_file() and not path.is_file():
+        raise FileNotFoundError(f"the weights at {path} are in several files; save them as one")
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}")
     torch = dict.fromkeys((".pth", ".pt", ".tar"), _read_torch)
@@ -171,7 +173,7 @@ def noted_classes(path: Path | str) -> tuple[str, ...] | None:
         return None
     import safetensors
 
-    with safetensors.safe_open(path, framework="np") as file:
+    with safetensors.safe_open(Path(path).expanduser(), framework="np") as file:
         text = (file.metadata() or {}).get("classes", "[]")
     with contextlib.suppress(ValueError, RecursionError):  # written by another program
         classes = json.loads(text)

@@ -373,7 +373,7 @@ def files(weights: Weights) -> list[str]:
 
 def missing(weights: Weights) -> list[str]:
     """Returns the files that do not exist."""
-    return [file for file in files(weights) if not Path(file).is_file()]
+    return [file for file in files(weights) if not Path(file).expanduser().is_file()]
 
 
 def checksums(weights: Iterable[Weights]) -> dict[str, str]:
@@ -383,7 +383,8 @@ def checksums(weights: Iterable[Weights]) -> dict[str, str]:
         if names_folder(name):
             found = sum_of_model(name)
         else:
-            found = sha256_of(name) if Path(name).is_file() else None
+            path = Path(name).expanduser()
+            found = sha256_of(path) if path.is_file() else None
         if found is not None:
             sums[name] = found
     return sums

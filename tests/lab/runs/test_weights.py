@@ -22,7 +22,7 @@ from fedjax_ht.lab.runs.play import simulate
 from fedjax_ht.lab.runs.train import train_and_evaluate
 from fedjax_ht.lab.safe.torch_files import load_state_dict, save_safetensors
 from fedjax_ht.lab.weights.hugging_face.folder import sum_of_model
-from fedjax_ht.lab.weights.start import checksums, state_dict
+from fedjax_ht.lab.weights.start import checksums, missing, state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.engine import first_server, first_states
 from tests.hugging_face import made_up, write_folder
@@ -253,6 +253,14 @@ def test_an_export_has_adapters_in_the_kernels_under_them(tmp_path):
 def test_other_exports_are_refused():
     with pytest.raises(ValueError, match=r"^export is 'x\.pth'; it must end in \.npz"):
         check_export("x.pth")
+
+
+def test_a_file_may_lie_at_home(arrays, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
+    weights = {"mlp_wide": "~/wide.safetensors"}
+    fl.with_weights(federation_of(), weights, head=True)
+    assert set(checksums([weights])) == {"~/wide.safetensors"} and not missing(weights)
 
 
 def test_a_generators_file_is_noted(tmp_path):

@@ -131,7 +131,9 @@ def changed(**arrays):
 
 
 LAYER = "encoder.layer.1.attention.self.query.weight"
+TOKEN_TABLE = "embeddings.word_embeddings.weight"
 BAD_FILES = {
+    rf"the file's {TOKEN_TABLE} has shape \(31, 8\); its": {TOKEN_TABLE: np.ones((31, 8))},
     f"the file has no {LAYER}": {LAYER: None},
     rf"the file's {LAYER} has shape \(7, 8\), transposed": {LAYER: np.ones((8, 7), np.float32)},
     "the file has encoder.layer.2.x, which": {"encoder.layer.2.x": np.ones(3, np.float32)},
@@ -140,11 +142,12 @@ BAD_FILES = {
 
 
 BAD_CONFIGS = {
-    "model_type is 'rwkv'; it must be 'bert', 'vit', 'gpt2' or 'llama'": {"model_type": "rwkv"},
+    "model_type is 'roberta'; only models with bert, vit, gpt2, llama": {"model_type": "roberta"},
+    r"model_type is \['bert'\]; only": {"model_type": ["bert"]},
     "hidden_size is 9; it must be a multiple of 2": {"hidden_size": 9},
     "num_hidden_layers is True; it must be an integer from 1 to 1000": {"num_hidden_layers": True},
     "vocab_size is 10000000000; it must be": {"vocab_size": 10**10},
-    "hidden_act is 'tanh'; did you mean 'gelu_pytorch_tanh'": {"hidden_act": "tanh"},
+    "hidden_act is 'gelu_fast'; only models with gelu, gelu_new,": {"hidden_act": "gelu_fast"},
     "layer_norm_eps is nan; it must be a number above 0": {"layer_norm_eps": float("nan")},
     "position_embedding_type is 'relative_key'; only": {"position_embedding_type": "relative_key"},
     "texts have 6 tokens, but the model has 5 positions": {"max_position_embeddings": 5},
@@ -160,6 +163,15 @@ def test_files_that_do_not_fit_and_models_that_are_not_built_are_refused(message
         fl.with_weights(federation_of(group), weights_file(group), head=False)
 
 
+def test_weights_in_several_files_are_refused(tmp_path):
+    group = write_folder(tmp_path / "bert", "bert")
+    file = tmp_path / "bert" / "model.safetensors"
+    file.rename(file.with_name("model-00001-of-00001.safetensors"))
+    file.with_name("model.safetensors.index.json").write_text("{}")
+    with refused("model.safetensors are in several files; save them as one", FileNotFoundError):
+        fl.with_weights(federation_of(group), weights_file(group), head=False)
+
+
 def test_long_rotations_and_other_images_are_refused(tmp_path):
     scaling = {"rope_type": "yarn", "factor": 4.0}
     for field in ("rope_scaling", "rope_parameters"):
@@ -167,7 +179,14 @@ def test_long_rotations_and_other_images_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{field} is .*; only rotary positions without"):
             federation_of(group)
     group = write_folder(tmp_path / "vit", "vit", image_size=8)
-    with pytest.raises(ValueError, match=r"takes images \(8, 8, 3\); a sample is \(4, 4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"\(8, 8, 3\); a .* \(4, 4, 3\); set dataset.image_size=8"
+    ):
+        federation_of(group)
+    group = write_folder(tmp_path / "vit", "vit", num_channels=1)
+    with pytest.raises(
+        ValueError, match=r"\(4, 4, 1\); a .* \(4, 4, 3\); give images of 1 channel"
+    ):
         federation_of(group)
 
 

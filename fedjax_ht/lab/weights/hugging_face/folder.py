@@ -5,13 +5,14 @@ import re
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import numpy as np
 
+from fedjax_ht.check.names import listed
 from fedjax_ht.check.options import Positive, Within, check_value
-from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described
+from fedjax_ht.core.inputs import InputShape, Pixels, Preprocess, described, is_array
 from fedjax_ht.lab.safe.bounded import read_json, sha256_of
 from fedjax_ht.lab.weights.hugging_face import transformers
 from fedjax_ht.lab.weights.hugging_face.names import Names
@@ -53,6 +54,17 @@ class Settings(NamedTuple):
         """Returns the fields of another file in the folder; none if it is missing."""
         place = self.folder / file
         return Settings(self.folder, read_json(place, dict, _BYTES) if place.exists() else {}, file)
+
+    def choice(self, field: str, known: Collection[str], default: str = "") -> str:
+        """Returns a field with one of the known names; `default` if absent or null.
+
+        It suggests no similar name, with which the weights would compute something else.
+        """
+        value = self.fields.get(field)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(field, f"only models with {listed(list(known))} are supported")
+        return value
 
     def value(self, field: str, annotation: Any, default: Any = None) -> Any:
         """Returns a field that an annotation allows; `default` if absent or null."""
@@ -285,7 +297,7 @@ def _sizes(
         heads=heads,
         hidden=settings.count("intermediate_size"),
         epsilon=settings.value(epsilon, Positive, usual),
-        activation=settings.value("hidden_act", Literal[*ACTIVATIONS], activation),
+        activation=settings.choice("hidden_act", ACTIVATIONS, activation),
     )
 
 
@@ -303,7 +315,7 @@ def gpt2(settings: Settings) -> nn.Module:
         heads=heads,
         hidden=settings.count("n_inner", 4 * width),
         epsilon=settings.value("layer_norm_epsilon", Positive, 1e-5),
-        activation=settings.value("activation_function", Literal[*ACTIVATIONS], "gelu_new"),
+        activation=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),
     )
     vocabulary, positions = settings.count("vocab_size"), settings.count("n_positions")
     return transformers.Gpt2(vocabulary, positions, sizes, normalised)
@@ -422,7 +434,7 @@ def folder_group(
       ValueError: its model is not in `FAMILIES`, or does not fit the samples. One line.
     """
     settings = read_settings(folder_of(group))
-    name = settings.value("model_type", Literal[*FAMILIES], "")
+    name = settings.choice("model_type", FAMILIES)
     base = FAMILIES[name].build(settings)
     if hasattr(base, "vocabulary"):
         _check_tokens(group, base.vocabulary, input_shape, vocabulary)
@@ -444,7 +456,10 @@ def _check_tokens(group: str, known: int, shape: InputShape, vocabulary: int | N
 
 def _check_image(group: str, expected: tuple[int, int, int], shape: InputShape) -> None:
     if shape != expected:
+        remedy = f"set dataset.image_size={expected[0]}"
+        if is_array(shape) and shape[:2] == expected[:2]:
+            remedy = f"give images of {expected[2]} channel(s)"
         raise ValueError(
-            f"model group {group!r} takes images {expected}; a sample is {described(shape)}; set "
-            f"dataset.image_size={expected[0]}"
+            f"model group {group!r} takes images {expected}; a sample is {described(shape)}; "
+            f"{remedy}"
         )

@@ -59,13 +59,13 @@ def own_arrays(arrays: Arrays, names: Names, like: Mapping[str, Any]) -> dict[st
         if name not in arrays:
             raise ValueError(f"the file has no {name}")
         used.add(name)
-        array = arrays[name]
+        array, note = arrays[name], ""
         if path[-1] == "kernel" and names.transposed and array.ndim > 1:
-            array = kernel_of(array)
+            array, note = kernel_of(array), ", transposed as here"
         if array.shape != leaf.shape:
             raise ValueError(
-                f"the file's {name} has shape {array.shape}, transposed as here; its config.json "
-                f"says {leaf.shape}"
+                f"the file's {name} has shape {array.shape}{note}; its config.json says "
+                f"{leaf.shape}"
             )
         renamed[FLAX_PREFIX + "/".join(path)] = array
     unknown = [n for n in arrays if n not in used and not re.match(names.unused, n)]
