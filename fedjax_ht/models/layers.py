@@ -143,7 +143,8 @@ NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
 batch: the batch's in training, running ones in evaluation, which are the client's own state.
 static_batch: the batch's, none kept (HeteroFL, DFRD); in evaluation those of the collection
   "batch_stats", if there is one.
-group: of groups of 16 channels of one sample (fewer if 16 does not divide the channels).
+group: of groups of gcd(channels, 16) channels of one sample; one channel, as in instance norm, if
+  their number is odd.
 layer: of all channels of one sample.
 none: nothing is normalised, and there are no parameters.
 """
