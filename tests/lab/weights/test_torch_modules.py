@@ -54,7 +54,8 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x, train, mask):
         x = nn.Conv(4, (3, 3), padding=0)(x)
-        x = nn.BatchNorm(use_running_average=not train, epsilon=1e-5)(x, mask=mask)
+        real = None if mask is None else mask[:, None, None, None]
+        x = nn.BatchNorm(use_running_average=not train, epsilon=1e-5)(x, mask=real)
         x = nn.GroupNorm(2, epsilon=1e-5)(x)
         return nn.Dense(3)(x.reshape(len(x), -1))
 
