@@ -17,6 +17,7 @@ float, a float not as an int, and True is not a number. Traced values are allowe
 where they were chosen (see `core.method.varied`).
 """
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -474,7 +475,19 @@ def refuse_unknown(owner: str, kwargs: Mapping[str, Any], signature: inspect.Sig
     parameters = signature.parameters
     unknown = [name for name in kwargs if name not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise TypeError(unknown_option(owner, unknown[0], list(parameters)))
+        more = _taker(unknown[0], signature)
+        raise TypeError(unknown_option(owner, unknown[0], list(parameters), more))
+
+
+def _taker(name: str, signature: inspect.Signature) -> str:
+    """Returns "; pass seed by options=SimulationOptions(seed=...)" for a field of a parameter."""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        for kind in (annotation, *get_args(annotation)):
+            is_class = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            if is_class and name in hints_of(kind):
+                return f"; pass {name} by {parameter.name}={kind.__name__}({name}=...)"
+    return ""
 
 
 def _refuse(function: Callable, name: str, arguments: Mapping[str, Any]) -> None:

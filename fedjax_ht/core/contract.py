@@ -197,7 +197,8 @@ def _check_predict(method: Method, arguments: tuple, scores: Any) -> Any:
     if missing := [rule for rule in method.rules if rule not in scores]:
         raise ValueError(
             f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns "
-            f"{', '.join(scores) or 'none'}, but Method.rules lists {', '.join(method.rules)}"
+            f"{', '.join(map(repr, scores)) or 'none'}, but Method.rules lists "
+            f"{', '.join(map(repr, method.rules))}"
         )
     for rule, values in scores.items():
         with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):

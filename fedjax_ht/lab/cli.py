@@ -63,8 +63,16 @@ def parse_flags(arguments: list[str], takes_words: bool = False) -> list[str]:
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
     if len(rest) > 1 and not takes_words:
-        fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
+        fail(ValueError(f"unexpected argument {rest[1]!r}; {_meant_by(rest[1])}"))
     return rest
+
+
+def _meant_by(argument: str) -> str:
+    """Returns a suggestion for an argument without the name of a flag."""
+    takes_config = "config" in flags.FLAGS and flags.FLAGS["config"].value is None
+    if takes_config and "=" not in argument.partition(":")[0]:
+        return f"did you mean --config={argument}?"
+    return "flags are written --name=value"
 
 
 def config_folder(named: str) -> str:

@@ -42,7 +42,8 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
             names = ", ".join(b.name for b in federation.buckets)
             raise ValueError(
                 "fedavg averages whole models and needs one architecture for all clients, got "
-                f"{names}"
+                f"{names}; choose a group of one architecture, or a method that averages each "
+                "architecture by itself, such as fedprox"
             )
 
     def init_server(federation, key):

@@ -103,16 +103,21 @@ def _outputs(
 
 def _check_inputs(inputs: PyTree, stored: PyTree) -> None:
     """Raises ValueError if there are no samples, or if their form differs from the data set's."""
-    forms = []
-    for tree in (inputs, stored):
-        leaves = jax.tree.leaves(tree)
-        forms.append([f"{x.dtype} [n, {', '.join(map(str, x.shape[1:]))}]" for x in leaves])
-    if forms[0] != forms[1]:
-        alike = jax.tree.structure(inputs) == jax.tree.structure(stored)
-        given = " and ".join(forms[0]) if alike else kind_of_value(inputs)
+    given, like = jax.tree.leaves(inputs), jax.tree.leaves(stored)
+    alike = jax.tree.structure(inputs) == jax.tree.structure(stored)
+    forms = [_form(x, "n", *x.shape[1:]) for x in like]
+    if not alike or [_form(x, "n", *x.shape[1:]) for x in given] != forms:
+        found = " and ".join(_form(x, *x.shape) for x in given) if alike else kind_of_value(inputs)
+        is_one = [x.shape for x in given] == [x.shape[1:] for x in like]
+        remedy = "; for one sample add an axis: inputs[None]" if is_one else ""
         raise ValueError(
-            f"inputs are {given}; they must be {' and '.join(forms[1])}, like the stored samples "
-            "of the data set"
+            f"inputs are {found}; they must be {' and '.join(forms)}, like the stored samples of "
+            f"the data set{remedy}"
         )
     if not len(jax.tree.leaves(inputs)[0]):
         raise ValueError("inputs have no samples")
+
+
+def _form(x: np.ndarray, *shape: int | str) -> str:
+    """Formats an array's type with a shape: "float32 [n, 16]"."""
+    return f"{x.dtype} [{', '.join(map(str, shape))}]"

@@ -248,6 +248,19 @@ def test_an_unknown_keyword_is_told_the_known_ones(make, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: fl.make_simulation(seed=1), "by options=SimulationOptions(seed=...)"),
+        (lambda: fl.fedproto(epochs=2), "by training=LocalTraining(epochs=...)"),
+    ],
+)
+def test_an_option_of_an_argument_is_told_where_it_belongs(make, remedy):
+    with pytest.raises(TypeError) as error:
+        make()
+    assert str(error.value).endswith(remedy)
+
+
 def test_a_registered_method_is_checked_wherever_it_comes_from():
     def of_a_user(training, weight: float = 1.0):
         return fl.local(training)

@@ -51,7 +51,11 @@ def call(function, out):
         ("server_update", (WHOLE, {}), "types: float32 != int32"),
         ("server_update", (STATE, {"rows": np.zeros(2)}), "metric 'rows' of server_update of"),
         ("predict", SCORES, "predict of 'mine' returns a ndarray; it must return a dict"),
-        ("predict", {"head": SCORES}, "predict of 'mine' lacks the rule 'nearest'; it returns"),
+        (
+            "predict",
+            {"head": SCORES},
+            "predict of 'mine' lacks the rule 'nearest'; it returns 'head', but",
+        ),
         ("predict", {"nearest": SCORES[:, 0]}, "rule 'nearest' of predict of 'mine' must be"),
     ],
 )

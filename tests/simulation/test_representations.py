@@ -124,6 +124,7 @@ def test_samples_that_no_client_can_score():
         "unknown rule 'haed'; did you mean 'head'": (0, x, "haed"),
         "inputs are float32 .*; they must be uint8 .*": (0, x / np.float32(2), None),
         r"inputs are a list; they must be uint8 \[n, ": (0, x.tolist(), None),
+        r"must be uint8 \[n, .*; for one sample add an axis: inputs\[None\]$": (0, x[0], None),
         "inputs have no samples": (0, x[:0], None),
     }
     for line, (client, inputs, rule) in faults.items():

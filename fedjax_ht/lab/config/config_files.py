@@ -25,6 +25,7 @@ from fedjax_ht.lab.config.sections import Config, MethodConfig
 from fedjax_ht.lab.config.typed import Options, Section, paths, unknown_field
 
 MODULE = "config_file"  # the name of a config file's module
+OF_CLONE = Path("experiments/configs")  # in the root of a clone
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -184,7 +185,7 @@ def shipped() -> dict[str, Path]:
 
     They are those of the library and, in a clone of the repository, of `experiments/configs`.
     """
-    folders = (Path("experiments/configs"), Path(__file__).parents[1] / "configs")
+    folders = (OF_CLONE, Path(__file__).parents[1] / "configs")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("[!_]*.py"))}
 
 
@@ -254,6 +255,8 @@ def config_path(named: str) -> str:
         return str(ours[name])
     if Path(named).name == named:
         advice = "`fedjax-ht list configs` shows all of them"
+        if not OF_CLONE.is_dir():
+            advice += f"; those of {OF_CLONE} run from the root of a clone only"
         raise BadConfigFile(unknown("config", named, ours, advice))
     line = f"no config file {named}"
     if Path(name).name in ours:

@@ -92,6 +92,12 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
             f"{name}: samples are {' and '.join(forms)}, which may have different scales; give all "
             "samples the same type"
         )
+    shapes = sorted({sample.shape for sample, _ in every})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name}: samples are of {len(shapes)} shapes, such as {list(shapes[0])} and "
+            f"{list(shapes[-1])}; give all the same, for images by a Resize in the transform"
+        )
     labels = as_labels(name, [label for _, label in every])
     x = as_array(f"{name}: samples", [sample for sample, _ in every])
     names = _classes(name, sets.values()) if class_names is None else class_names

@@ -489,7 +489,8 @@ def _whole_numbers(name: str, texts: Sequence[str]) -> list[int] | None:
     for number in numbers:
         if not number.is_integer():
             raise ValueError(
-                f"column {name!r} has {number}; classes and groups are integers or strings"
+                f"column {name!r} has {number}; classes and groups are integers or strings, and "
+                "numeric targets need dataset.task=regression (from Python task='regression')"
             )
     return [int(number) for number in numbers]
 

@@ -61,18 +61,24 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
     lead = lead_of(scores[best], scores[beside], score)
     points = f"{abs(lead.interval.mean):{score.short}}"
     if not lead.leads:
-        ahead = "ahead " if lead.trials > 1 else ""
-        is_level = score.is_share and lead.interval.mean < LEVEL
-        state = "level" if is_level else "not told apart"
-        value = f"{score.before}{means[best]:{score.short}}{score.unit}, difference {points}"
-        return f"{best} and {beside} are {state}: {value}, {ahead}{lead.evidence(score)}."
+        value = f"{score.before}{means[best]:{score.short}}{score.unit}"
+        if lead.interval.mean < (LEVEL if score.is_share else lead.least):
+            ahead = "ahead " if lead.trials > 1 else ""
+            return (
+                f"{best} and {beside} are level: {value}, difference {points}, "
+                f"{ahead}{lead.evidence(score)}."
+            )
+        return (
+            f"{best} ({value}) and {beside} are not distinguishable: {best} leads by "
+            f"{points}{score.points} on average, {lead.evidence(score)}."
+        )
     if beside == baseline or len(means) == 2:
         return f"{best} is ahead of {beside} by {points}{score.points}, {lead.evidence(score)}."
     leads, of_next = leads_of(best, histories), f"of {beside} by {points}{score.points}"
     if unclear := [label for label, other in leads.items() if not other.leads]:
         return (
-            f"{best} is ahead {of_next}, {lead.evidence(score)}, and not told apart from "
-            f"{listed(unclear)}."
+            f"{best} is ahead {of_next}, {lead.evidence(score)}, but not distinguishable "
+            f"from {listed(unclear)}."
         )
     return f"{best} is ahead of all others, and {of_next}, {lead.evidence(score)}."
 

@@ -109,6 +109,8 @@ WRONG = {  # behind --config=quickstart_fedtgp
 WRONG_LINES = {
     "--config.rounds=5": "--config.rounds sets a field of the config, but there is no --config",
     "--config.rounds=5 --config=quickstart": "--config.rounds comes before --config=FILE, which",
+    "quickstart": "unexpected argument 'quickstart'; did you mean --config=quickstart?",
+    "--config=quickstart local": "unexpected argument 'local'; flags are written --name=value",
 }
 WRONG_LINES |= {f"--config=quickstart_fedtgp {flag}": line for flag, line in WRONG.items()}
 

@@ -218,6 +218,7 @@ TORCH = {
     "sample 0 differs when read again, as with a random transform": Jittered([0, 0]),
     "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
     "sample 0 is a str; it must be a tensor": [("text", 0)],
+    "of 2 shapes, such as [3, 8, 8] and [3, 9, 8]": [(np.zeros((3, s, 8)), 0) for s in (8, 9)],
 }
 
 

@@ -312,7 +312,7 @@ def test_a_group_that_marks_a_missing_value_is_said(tmp_path, caplog):
         (TABLE, ":lable", "unknown column 'lable'; did you mean 'label'? The columns are age"),
         (TABLE, ":label:label", "column 'label' is named twice"),
         (TABLE, ":label:city:age", "3 columns are named, label, city, age"),
-        ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are integers or strings"),
+        ("a,y\n1,1.5\n", "", "column 'y' has 1.5; classes and groups are integers or strings, an"),
         (TABLE.replace("income", "age"), "", "each needs its own name"),
         ("label\n1\n2\n", "", "it has no column of numbers besides label"),
         ("label,a\n", "", "it has no rows"),

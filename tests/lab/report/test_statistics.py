@@ -108,11 +108,14 @@ def test_the_result_in_a_sentence():
     a = runs([0.1, 0.5], [0.1, 0.6])
     b = runs([0.1, 0.7], [0.1, 0.58])
     c = runs([0.1, 0.55], [0.1, 0.56])
-    mixed = "b and a are not told apart: 64.0 %, difference 9.0, ahead in 1 of 2 trials (2 trials"
+    mixed = (
+        "b (64.0 %) and a are not distinguishable: b leads by 9.0 points on average, in 1 of 2 "
+        "trials (2 trials: no"
+    )
     both = headline({"a": a, "b": b, "c": c}, "a")
     assert both.startswith(mixed) and both == headline({"b": b, "a": a}, "a")
-    ahead = "b is ahead of c by 8.5 points, in 2 of 2 trials (2 trials: no interval), and not told "
-    assert headline({"b": b, "a": a, "c": c}, "b") == f"{ahead}apart from a."
+    ahead = "b is ahead of c by 8.5 points, in 2 of 2 trials (2 trials: no interval), but not dis"
+    assert headline({"b": b, "a": a, "c": c}, "b") == f"{ahead}tinguishable from a."
     assert winner({"b": b, "a": a, "c": c}) is None
     ahead = "b is ahead of all others, and of c by 8.5 points, in 2 of 2 trials (2 trials: no int"
     assert headline({"b": b, "c": c, "d": c}, "b").startswith(ahead)
