@@ -127,14 +127,16 @@ def settled(claim: Claim, results: Path) -> Claim:
 def verdict(leads: Sequence[tuple[Order, Lead]]) -> Verdict:
     """Decides a claim that one method is above another.
 
-    The orders at the smallest distance with any lead that counts decide, and must agree. Distance 0
-    is the paper's setting; further away, a claim holds or fails in a small form.
+    Of the orders that take part, those at the smallest distance with any lead that counts decide,
+    and must agree. Distance 0 is the paper's setting; further away, a claim holds or fails in a
+    small form.
     """
 
     def distance(counted: tuple[Order, int]) -> int:
         return counted[0].distance
 
-    counted = sorted([(order, direction(order, lead)) for order, lead in leads], key=distance)
+    counted = [(order, direction(lead)) for order, lead in leads if takes_part(order, lead)]
+    counted.sort(key=distance)
     for nearest, group in groupby(counted, distance):
         signs = {sign for _, sign in group}
         if signs == {0}:
@@ -148,13 +150,15 @@ def verdict(leads: Sequence[tuple[Order, Lead]]) -> Verdict:
     return Verdict("open")
 
 
-def direction(order: Order, lead: Lead) -> int:
-    """Returns 1 if a lead counts, -1 if the opposite does, and 0 if neither does.
+def takes_part(order: Order, lead: Lead) -> bool:
+    """Returns whether a lead could count: today's code made three runs, each with its own split."""
+    return order.own_splits and order.todays_code and len(lead.best) >= SEEDS
 
-    Both scores must count, every seed must have its own split, and today's code must make the runs.
-    """
+
+def direction(lead: Lead) -> int:
+    """Returns 1 if a lead counts by both scores, -1 if the opposite does, and 0 if neither does."""
     best, late = sign_of(lead.best), sign_of(lead.late)
-    return best if best == late and order.own_splits and order.todays_code else 0
+    return best if best == late else 0
 
 
 def sign_of(differences: Sequence[float]) -> int:

@@ -87,19 +87,26 @@ def test_a_lead_counts_beyond_its_interval_or_where_five_agree(differences, sign
 
 
 @pytest.mark.parametrize(
-    ("measured", "changes", "sign"),
+    ("measured", "sign"),
+    [(AHEAD, 1), (BEHIND, -1), (LEVEL, 0), (Lead(WIDE, UP), 0), (Lead(UP, DOWN), 0)],
+)
+def test_both_scores_must_count(measured, sign):
+    assert direction(measured) == sign
+
+
+@pytest.mark.parametrize(
+    ("measured", "changes"),
     [
-        (AHEAD, {}, 1),
-        (BEHIND, {}, -1),
-        (LEVEL, {}, 0),
-        (Lead(WIDE, UP), {}, 0),
-        (Lead(UP, DOWN), {}, 0),
-        (AHEAD, {"own_splits": False}, 0),
-        (AHEAD, {"todays_code": False}, 0),
+        (Lead([1.0, 1.0], [1.0, 1.0]), {}),
+        (BEHIND, {"own_splits": False}),
+        (BEHIND, {"todays_code": False}),
     ],
 )
-def test_both_scores_count_on_splits_of_their_own(measured, changes, sign):
-    assert direction(an_order(**({"own_splits": True} | changes)), measured) == sign
+def test_runs_that_cannot_count_take_no_part(measured, changes):
+    order = an_order(own_splits=True)
+    leads = [(order, AHEAD), (order._replace(**changes), measured)]
+    assert verdict(leads).verdict == "reproduced in a small form"
+    assert verdict(leads[1:]).verdict == "open"
 
 
 @pytest.mark.parametrize(
