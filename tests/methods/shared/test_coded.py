@@ -81,7 +81,8 @@ def read(method: Method, upload, start) -> dict:
 
     @jax.jit
     def crossed(upload, start):
-        ctx = Context(jax.random.key(0), jnp.int32(0), None)
+        info = ClientInfo(jnp.int32(0), jnp.int32(5), last_round=jnp.int32(-1))
+        ctx = Context(jax.random.key(0), jnp.int32(0), info)
         message = code.encode(BUCKET, upload, start, ctx)
         return code.decode(BUCKET, message, start, ctx)
 
