@@ -46,8 +46,12 @@ NEVER = Ending()
 
 
 def silent(history: History, rounds: int) -> bool:
-    """Returns True if nothing arrived in the last `rounds` rounds with participants or uploads."""
+    """Returns True if nothing arrived in the last `rounds` rounds with participants or uploads.
+
+    Rounds whose uploads arrive later do not count.
+    """
     rows = [row for row in history if "arrived" in row]
+    rows = [row for row in rows if not (row.get("late") and "arrived_late" in row)]
     arrived = [row["arrived"] for row in rows if row["arrived"] or row.get("participants", 1)]
     return len(arrived) >= rounds and not any(arrived[-rounds:])
 

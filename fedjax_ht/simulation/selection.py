@@ -99,10 +99,10 @@ def oort(
 ) -> Selection:
     """Makes Oort's selection by statistical utility, see `utilities`.
 
-    A share of the participants are clients without a report, drawn by their samples. The others are
-    drawn by utility, among those with at least `cut_off` times the utility of the last client in a
-    greedy choice. The utility uses the mean loss, not the root of the mean squared loss. Durations
-    are ignored; `devices_profile.deadline` covers them.
+    A share of the participants, at least one, are clients without a report, drawn by their samples.
+    The others are drawn by utility, among those with at least `cut_off` times the utility of the
+    last client in a greedy choice. The utility uses the mean loss, not the root of the mean squared
+    loss. Durations are ignored; `devices_profile.deadline` covers them.
 
     Args:
       exploration: share of clients without a report in round 0.
@@ -118,7 +118,9 @@ def oort(
         known = np.isfinite(reports.loss[free])
         old, new = free[known], free[~known]
         share = max(exploration * decay**reports.round, least)
-        explored = min(len(new), max(participants - len(old), int(share * participants)))
+        # at least one: with few participants, rounding down would end exploration
+        wanted = max(int(share * participants), int(share > 0))
+        explored = min(len(new), max(participants - len(old), wanted))
         exploited = min(participants - explored, len(old))
         scores = utilities(reports, clip)[old]
         if exploited:

@@ -135,7 +135,8 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         if privacy.unit == "client":
             key = privacy_key(ctx.key, privacy.secret)
             uncounted = noisy_sums(federation, uncounted, privacy.clip * privacy.noise, key)
-        return method.server_update(federation, server, uncounted, ctx)
+        new, metrics = method.server_update(federation, server, uncounted, ctx)
+        return jax.tree_util.tree_map_with_path(_without_negative_variance, new), metrics
 
     return method._replace(
         broadcast=broadcast,
@@ -151,6 +152,12 @@ def _finite(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
     With them a result would not arrive, and its absence would reveal, say, an infinite loss.
     """
     return {name: jnp.where(jnp.isfinite(x), x, 0) for name, x in metrics.items()}
+
+
+def _without_negative_variance(path: tuple, x: jax.Array) -> jax.Array:
+    """Sets negative entries of a norm's running variance to 0; noise makes them, and roots NaN."""
+    is_variance = bool(path) and getattr(path[-1], "key", None) == "var"
+    return jnp.maximum(x, 0) if is_variance else x
 
 
 def _one_sample(info: ClientInfo) -> ClientInfo:

@@ -80,6 +80,10 @@ def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
 def test_rounds_in_which_late_uploads_arrive_are_not_silent():
     rows = [{"participants": 6, "arrived": 0}, {"participants": 0, "arrived": 6}] * 3
     assert not silent(rows, 3) and silent(rows[::2], 3)
+    waiting = [{"participants": 1, "arrived": 0, "late": [2], "arrived_late": []}] * 3
+    assert not silent(waiting, 3)
+    lost = [{"participants": 1, "arrived": 0, "late": [2]}] * 3  # late uploads are dropped
+    assert silent(lost, 3)
 
 
 def test_evaluations_without_a_validation_score_do_not_end_patience():

@@ -92,6 +92,7 @@ def test_oort_takes_new_clients_and_those_of_enough_utility():
     first = in_round(0, loss=np.full(8, np.inf))
     assert len(oort(0.0, least=0.0).choose(generator, first, ALL, 5)) == 5  # nobody else to take
     assert oort().choose(generator, known, np.array([3]), 2).tolist() == [3]
+    assert oort().choose(generator, known, ALL, 1)[0] in (1, 7)  # new ones, however few take part
 
 
 def ids_of(choose, **options):

@@ -165,6 +165,16 @@ def test_sums_of_other_shapes_have_noise_each():
     assert abs(np.corrcoef(by_part[0][:-1], by_part[1])[0, 1]) < 5 / np.sqrt(WIDE)
 
 
+def test_noise_leaves_no_negative_variances():
+    state = {"stats": {"norm": {"mean": jnp.array([-1.0]), "var": jnp.array([-1.0])}}}
+    method = stub()._replace(server_update=lambda *arguments: (state, {}))
+    new, _ = private(method, Privacy("upload")).server_update(FEDERATION, None, {}, tiny.context())
+    assert new["stats"]["norm"] == {"mean": -1, "var": 0}
+    alone = stub()._replace(server_update=lambda *arguments: (-jnp.ones(2), {}))
+    new, _ = private(alone, Privacy("upload")).server_update(FEDERATION, None, {}, tiny.context())
+    np.testing.assert_array_equal(new, -1)
+
+
 def test_a_server_is_told_of_one_sample_each_and_of_noise():
     clean = parts()
 
