@@ -187,6 +187,7 @@ class Statistics(NamedTuple):
       heads: (federation, [kept of each bucket], [clients heard of each], key) -> [head of each],
         in the order of `ordered`.
       server_reads: "sums" or "uploads", as for `Wire.server_reads`.
+      by_clients: True if heads also depend on the number of clients heard.
     """
 
     init: Callable[[Federation, Bucket], PyTree]
@@ -194,6 +195,7 @@ class Statistics(NamedTuple):
     add: Callable[[Federation, Bucket, PyTree, Received], tuple[PyTree, jax.Array]]
     heads: Callable[..., list[PyTree]]
     server_reads: Literal["sums", "uploads"]
+    by_clients: bool = False
 
 
 def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
@@ -228,7 +230,7 @@ def moments(head_of: Callable[[Total], PyTree], *, counted: bool) -> Statistics:
             made.append(head_of(Total(second, sums.by_class, sums.counts, all_counts, heard)))
         return made
 
-    return Statistics(init, of_client, add, heads, "sums")
+    return Statistics(init, of_client, add, heads, server_reads="sums", by_clients=True)
 
 
 def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Method:
@@ -271,8 +273,8 @@ def one_shot(name: str, training: LocalTraining, statistics: Statistics) -> Meth
         new = heard.sum() - server.heard.sum()
         differs = jax.tree.map(lambda a, b: jnp.any(a != b), kept, server.kept)
         heads = jax.lax.cond(
-            # Noise changes the sums without a new client, whose number alone AFL may count.
-            (new > 0) | jnp.any(jnp.array(jax.tree.leaves(differs))),
+            # Noise changes the sums without a new client, and one without samples no sum.
+            (statistics.by_clients & (new > 0)) | jnp.any(jnp.array(jax.tree.leaves(differs))),
             lambda: statistics.heads(federation, kept, clients, ctx.key),
             lambda: [model["params"]["head"] for model in server.models],
         )
