@@ -119,8 +119,8 @@ def oort(
         old, new = free[known], free[~known]
         share = max(exploration * decay**reports.round, least)
         # at least one: with few participants, rounding down would end exploration
-        wanted = max(int(share * participants), int(share > 0))
-        explored = min(len(new), max(participants - len(old), wanted))
+        explored = max(int(share * participants), int(share > 0))
+        explored = min(len(new), max(participants - len(old), explored))
         exploited = min(participants - explored, len(old))
         scores = utilities(reports, clip)[old]
         if exploited:

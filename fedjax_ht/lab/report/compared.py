@@ -353,8 +353,7 @@ def differing(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             labels.setdefault(_value(name, named.get(name)), []).append(label)
         if len(labels) > 1:
             parts = [f"{value} ({', '.join(group)})" for value, group in labels.items()]
-            shown = field_of(name) if "." in name else name
-            lines[name] = f"{shown} {', '.join(parts)}"
+            lines[name] = f"{field_of(name)} {', '.join(parts)}"
     return lines
 
 

@@ -136,8 +136,8 @@ def differences(stored: Identity, expected: Identity) -> list[str]:
 
 def field_of(name: str) -> str:
     """Returns the config's name of a flat field of an identity."""
-    section, _, field = name.partition(".")
-    return field if section == "options" else f"{SECTIONS.get(section, section)}.{field}"
+    section, dot, field = name.partition(".")
+    return field if section == "options" else f"{SECTIONS.get(section, section)}{dot}{field}"
 
 
 def is_sum(name: str) -> bool:
@@ -244,7 +244,7 @@ def changed_code(folder: Path, code: Mapping[str, str]) -> list[str]:
       folder: the entry's folder.
       code: today's files and checksums, see `own_methods.own_code`.
     """
-    identity = read_identity(folder)
+    identity = read_identity(folder) if code else None
     newest = identity.versions[-1] if identity is not None and identity.versions else {}
     changed = [name for name in code if newest.get(name, code[name]) != code[name]]
     return [name.removeprefix(CODE) for name in changed]

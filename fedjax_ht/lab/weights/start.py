@@ -47,8 +47,16 @@ from fedjax_ht.ops import adaptive_pool
 
 Arrays = Mapping[str, np.ndarray]
 Variables = dict[str, Any]
+_CLASSIFIERS = {
+    ResNet: "fc",
+    GoogLeNet: "fc",
+    MobileNetV2: "classifier.1",
+    ViT: "heads.head",
+    EfficientNetLite: "_fc",
+}
+"""Published extractor -> the name of its original's classifier in torch."""
 # Extractors with their originals' names in torch. If one flattens, it does so in torch's order.
-_PUBLISHED = (ResNet, GoogLeNet, MobileNetV2, EfficientNetLite, ViT, TimeConvFeatures)
+_PUBLISHED = (*_CLASSIFIERS, TimeConvFeatures)
 
 
 def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]:
@@ -217,11 +225,9 @@ def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
     A head of several layers replaces the original's classifier by an `nn.Sequential`. None if the
     extractor or the head has no original.
     """
-    places = {ResNet: "fc", GoogLeNet: "fc", MobileNetV2: "classifier.1", ViT: "heads.head"}
-    places[EfficientNetLite] = "_fc"
-    if not isinstance(module, SplitModel) or type(module.base) not in places:
+    if not isinstance(module, SplitModel) or type(module.base) not in _CLASSIFIERS:
         return None
-    place, head = places[type(module.base)], module.head
+    place, head = _CLASSIFIERS[type(module.base)], module.head
     if isinstance(head, Linear):
         return {(): place}
     if not isinstance(head, DenseHead):
@@ -381,12 +387,11 @@ def checksums(weights: Iterable[Weights]) -> dict[str, str]:
     sums = {}
     for name in sorted(set().union(*map(files, weights))):
         if names_folder(name):
-            found = sum_of_model(name)
+            checksum = sum_of_model(name)
         else:
-            path = Path(name).expanduser()
-            found = sha256_of(path) if path.is_file() else None
-        if found is not None:
-            sums[name] = found
+            checksum = None if missing(name) else sha256_of(Path(name).expanduser())
+        if checksum is not None:
+            sums[name] = checksum
     return sums
 
 

@@ -79,7 +79,9 @@ def test_fewer_rounds_than_there_are_is_refused(config, finished):
 def test_an_entry_of_another_run_is_refused(config, finished, tmp_path, name, value):
     folder = tmp_path / "run"
     shutil.copytree(finished / "local", folder / "local")
-    line = rf"holds a run of another local \(.*{name}.* instead of .*\); move it away, or choose"
+    line = (
+        rf"holds a run of another local \((.*, )?{name} .* instead of .*\); move it away, or choose"
+    )
     with refused(line):
         trained(config, folder, **{name: value})
     assert not (folder / "config.json").exists()
