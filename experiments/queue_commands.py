@@ -20,7 +20,7 @@ from fedjax_ht.lab.config.config_files import define_config
 from fedjax_ht.lab.config.entries import entries_of, only
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.runs.compare import comparison
-from fedjax_ht.lab.runs.search import rounds_trained, rungs
+from fedjax_ht.lab.runs.search import rounds_planned, rungs
 from fedjax_ht.lab.runs.spaces import parse_space, points_of
 
 QUEUE = Path(__file__).parent / "queue" / "commands.txt"
@@ -165,5 +165,5 @@ def plan_of(kind: str, arguments: Sequence[str]) -> tuple[Plan, str | None]:
         return Plan(config, config.rounds * len(entries_of(config))), None
     points = points_of(values.entry, parse_space(values.over), values.draws)
     config = only(config, points)
-    rounds = rounds_trained(len(points), rungs(config.rounds, values.halvings))
+    rounds = rounds_planned(len(points), rungs(config.rounds, values.halvings))
     return Plan(config, rounds), values.entry

@@ -15,11 +15,12 @@ from absl import app, flags
 
 from experiments.queue_commands import Plan, QueueRow, plans_of, read_queue
 from experiments.run_folders import runs_of
-from experiments.searches import RECORD, Search, read_search, survivors
+from experiments.searches import RECORD, Search, final_scores, read_search
 from fedjax_ht.lab.cli import orderly_main, parse_flags
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.report.document import Table
 from fedjax_ht.lab.runs.folder import read_folder
+from fedjax_ht.lab.runs.search import rounds_trained
 
 # allow_override: other programs have flags of these names, and one process may import several
 _RUNS = flags.DEFINE_string(
@@ -71,12 +72,9 @@ def progress(path: Path, plan: Plan) -> Progress:
 
 def progress_of_search(search: Search) -> Progress:
     """Counts the rounds of all scored points."""
-    rounds, before = 0, 0
-    for at, scores in sorted(search.scores.items()):
-        rounds += len(scores) * (at - before)
-        before = at
+    rounds = rounds_trained(search.scores)
     try:
-        survivors(search)
+        final_scores(search)
     except ValueError:  # unfinished
         return Progress(rounds=rounds, begun=True, done=False)
     return Progress(rounds=rounds, begun=True, done=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_ht.lab.runs.folder import Folder, naming, read_folder, read_json
-from fedjax_ht.lab.runs.search import better_half
+from fedjax_ht.lab.runs.search import best_first, standing
 
 RECORD = "search.json"
 GO_ON = "give the same sweep again, which goes on"
@@ -37,25 +37,23 @@ def read_search(path: Path) -> Search:
         return Search(folder, {int(rounds): dict(scores) for rounds, scores in content.items()})
 
 
-def survivors(search: Search) -> list[str]:
-    """Returns the points that have trained for all rounds, in order.
+def final_scores(search: Search) -> dict[str, float]:
+    """Returns the scores of the points that the search trained longest, NaN if all diverged.
 
     Raises:
       ValueError: the search is unfinished. One line.
     """
-    path, last = search.folder.path, search.folder.fields["rounds"]
-    alive = list(search.folder.entries)
-    for rounds, scores in sorted(search.scores.items()):
-        missing = [label for label in alive if label not in scores]
-        if missing:
+    last = search.folder.fields["rounds"]
+    at = sorted({*search.scores, last})
+    rounds, alive = standing(list(search.folder.entries), at, search.scores)
+    scores = search.scores.get(rounds, {})
+    for label in alive:
+        if label not in scores:
             raise ValueError(
-                f"the search in {path} is not finished: {missing[0]} has no score after {rounds} "
-                f"rounds; {GO_ON}"
+                f"the search in {search.folder.path} is not finished: {label} has no score after "
+                f"{rounds} rounds; {GO_ON}"
             )
-        if rounds == last:
-            return alive
-        alive = better_half({label: scores[label] for label in alive})
-    raise ValueError(f"the search in {path} is not finished: no point has {last} rounds; {GO_ON}")
+    return {label: scores[label] for label in alive}
 
 
 def choice(search: Search) -> str:
@@ -64,12 +62,10 @@ def choice(search: Search) -> str:
     Raises:
       ValueError: it is unfinished, or no point stayed finite. One line.
     """
-    alive = survivors(search)
-    last = search.scores[search.folder.fields["rounds"]]
-    finite = better_half({label: last[label] for label in alive})
-    if not finite:
+    order = best_first(final_scores(search))
+    if not order:
         raise ValueError(
             f"no point of the search in {search.folder.path} stayed finite; search lower learning "
             "rates"
         )
-    return max(finite, key=last.__getitem__)
+    return order[0]

@@ -18,7 +18,7 @@ auto: if the reader decides so, i.e. tables (`csv:PATH`). on: any floats as stor
 """
 
 _LARGE = 30  # root mean square of a feature above which it is reported; models expect about 1
-_CONSTANT = 1e-6  # times the mean: a smaller deviation is float32's rounding
+_CONSTANT = 2.0**-22  # times the mean: a smaller deviation is float32's rounding
 _ROWS = 4096  # samples per partial sum of moments, since a set may be a memory-mapped file
 
 

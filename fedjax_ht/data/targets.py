@@ -119,8 +119,12 @@ def _task_of(name: str, columns: np.ndarray) -> Task:
 
 
 def _quantiles(values: np.ndarray, bins: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns each value's group, with equal sizes except for ties, and the groups' names."""
+    """Returns each value's group, with equal sizes except for ties, and the groups' names.
+
+    If many values are the smallest one, such as 0, they are a group.
+    """
     edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
+    edges = np.where(edges == values.min(), np.nextafter(values.min(), np.inf), edges)
     groups, labels = np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)
     return labels, tuple(f"quantile {i + 1}" for i in range(len(groups)))
 

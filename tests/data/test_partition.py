@@ -306,5 +306,6 @@ def test_persons_with_few_samples_are_left_out_or_named():
         make_partition("natural", dataset, 3, min_samples=2)
     with pytest.raises(ValueError, match="min_samples is 6, but the largest group of d has 5"):
         make_partition("natural", dataset, 1, min_samples=6)
-    few = make_partition("natural", dataset, 2, min_samples=2, tested="new_groups")
-    assert {*groups[np.concatenate([c.test for c in few])]} == {4, 6}
+    for clients in (2, 4):
+        few = make_partition("natural", dataset, clients, min_samples=2, tested="new_groups")
+        assert {*groups[np.concatenate([c.test for c in few])]} == {4, 6}

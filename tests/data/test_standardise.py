@@ -48,6 +48,12 @@ def test_a_model_sees_mean_0_and_deviation_1_of_the_training_samples():
     assert dataset.input_shape == table().input_shape == (4,)
 
 
+def test_a_column_far_from_0_is_scaled_if_float32_holds_its_spread():
+    seconds = 1.7e9 + 1500 * RNG.normal(size=60)
+    dataset = fl.standardised(table(inputs=np.float32(np.stack([seconds, ROWS[:, 0]], 1))), SPLIT)
+    assert 1000 < dataset.preprocess.std[0] < 2000
+
+
 def test_windows_are_standardised_by_signal():
     windows = RNG.normal(size=(60, 8, 3)) * [1, 50, 2] + [0, 9, 0]
     dataset = fl.standardised(table(fl.AsStored(), windows), SPLIT)

@@ -72,6 +72,13 @@ def test_targets_that_repeat_make_fewer_groups():
     assert dataset.num_classes == 3 and np.bincount(dataset.labels).tolist() == [20] * 3
 
 
+@pytest.mark.parametrize(("zeros", "sizes"), [(57, [57, 3]), (42, [42, 6, 6, 6])])
+def test_targets_that_are_mostly_0_have_a_group_of_zeros(zeros, sizes):
+    targets = np.concatenate([np.zeros(zeros), np.arange(1, 61 - zeros)])
+    dataset = regression_dataset("claims", X, targets, bins=10)
+    assert np.bincount(dataset.labels).tolist() == sizes
+
+
 def test_outputs_have_the_names_of_labels_or_classes():
     marked = multi_label_dataset("toy", X, MARKS, ("a", "b", "c"))
     assert output_names(marked) == ("a", "b", "c")

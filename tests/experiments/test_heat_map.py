@@ -56,9 +56,9 @@ def test_the_search_chooses_the_best_of_the_points_that_trained_for_all_rounds(t
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        ({}, "no point has 4 rounds"),
+        ({}, f"{POINTS[0]} has no score after 4 rounds"),
         ({2: {POINTS[0]: 0.5}}, f"{POINTS[1]} has no score after 2 rounds"),
-        ({2: FIRST}, "no point has 4 rounds"),
+        ({2: FIRST}, f"{POINTS[2]} has no score after 4 rounds"),
         ({2: FIRST, 4: {POINTS[2]: 0.7}}, f"{POINTS[3]} has no score after 4 rounds"),
     ],
 )

@@ -422,7 +422,7 @@ def _owners(
             f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups{large}: use "
             "at most as many clients, or a multiple of it"
         )
-    if tested == "new_groups" and num_clients >= len(known):
+    if tested == "new_groups" and min(num_clients, len(owners)) == len(known):
         raise ValueError(
             f"num_clients is {num_clients}, but {dataset.name} has {len(known)} groups; "
             "tested='new_groups' needs groups without a client: use fewer clients"

@@ -202,12 +202,16 @@ def parse_entry(spec: str, presets: Mapping[str, Entry] = MappingProxyType({})) 
         "training": dict(start.training),
         "model": dict(start.model),
     }
+    given: set[tuple[str, str]] = set()
     for setting in settings:
         key, equals, text = setting.partition("=")
         part, dot, field = key.rpartition(".")
         part = part if dot else "method"
         if not equals or field not in defaults.get(part, {}):
             raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
+        if (part, field) in given:
+            raise ValueError(f"entry {spec!r} sets {field} twice; give it one value")
+        given.add((part, field))
         value = literal(text)
         if part != "method":  # the method's factory checks its options
             default = defaults[part][field]  # never None, as a plain value

@@ -159,37 +159,62 @@ def _halved(
         with naming(record):
             for rounds, scores in read_json(record).items():
                 scores_at[int(rounds)] = {label: float(score) for label, score in scores.items()}
-    alive = list(labels)
     folders = {label: workdir / "points" / folder_of(label) for label in labels}
-    for rounds in at:
-        scores_at.setdefault(rounds, {})
-        here = alive
 
-        def done(label: str, runs: Runs, rounds: int = rounds, here: list[str] = here) -> None:
-            score = _score(runs, f"{label}, up to round {rounds}", tell)
-            scores = scores_at[rounds] | {label: score}
-            # in the order of the points, which may train in another
-            scores_at[rounds] = {each: scores[each] for each in here if each in scores}
-            write_json(record, scores_at)
-
-        left = {label: folders[label] for label in here if label not in scores_at[rounds]}
-        train(rounds, left, done)
+    def done(label: str, runs: Runs) -> None:
         scores = scores_at[rounds]
-        if all(math.isnan(scores[label]) for label in alive):
-            raise ValueError(
-                f"in every setting of {alive[0].partition(':')[0]} a client or the server became "
-                "non-finite; search lower learning rates"
-            )
-        if rounds != at[-1]:
-            alive = better_half({label: scores[label] for label in alive})
-        for label in set(here) - set(alive):
-            for checkpoints in folders[label].glob("checkpoints*"):
-                shutil.rmtree(checkpoints)
-    last = {label: scores_at[at[-1]][label] for label in alive}
+        scores[label] = _score(runs, f"{label}, up to round {rounds}", tell)
+        # in the order of the points, which may train in another
+        scores_at[rounds] = {each: scores[each] for each in labels if each in scores}
+        write_json(record, scores_at)
+
+    while True:
+        rounds, alive = standing(labels, at, scores_at)
+        scores = scores_at.setdefault(rounds, {})
+        left = {label: folders[label] for label in alive if label not in scores}
+        if not left:
+            break
+        train(rounds, left, done)
+        if best_first({label: scores_at[rounds][label] for label in alive}):
+            # the others will not come back
+            for label in set(labels) - set(alive):
+                for checkpoints in folders[label].glob("checkpoints*"):
+                    shutil.rmtree(checkpoints)
+    order = best_first({label: scores_at[rounds][label] for label in alive})
+    if not order:
+        raise ValueError(
+            f"in every setting of {labels[0].partition(':')[0]} a client or the server became "
+            "non-finite; search lower learning rates"
+        )
     # the record may have other rounds, of an earlier search
-    return SearchResult(
-        max(better_half(last), key=last.__getitem__), {rounds: scores_at[rounds] for rounds in at}
-    )
+    return SearchResult(order[0], {rounds: scores_at[rounds] for rounds in at})
+
+
+def standing(
+    labels: Sequence[str], at: Sequence[int], scores_at: Mapping[int, Mapping[str, float]]
+) -> tuple[int, list[str]]:
+    """Returns the round up to which a search trains next, and its points there.
+
+    It is the first of the rounds `at` that lacks a score of a point, or at which all points
+    diverged; else the last one. After each, the better half continues. If all of them diverge
+    next, as many of the others take their place, the better ones first.
+
+    Args:
+      labels: the points.
+      at: the rounds, see `rungs`.
+      scores_at: number of rounds -> label -> score, NaN if training diverged.
+    """
+    rounds, alive, stopped = at[-1], list(labels), []
+    for rounds in at:
+        scores = scores_at.get(rounds, {})
+        while stopped and not any(math.isfinite(scores.get(label, 0)) for label in alive):
+            alive, stopped = stopped[: len(alive)], stopped[len(alive) :]
+        order = best_first({label: scores.get(label, 0) for label in alive})
+        if rounds == at[-1] or not order or any(label not in scores for label in alive):
+            break
+        half = -(-len(alive) // 2)
+        alive, stopped = order[:half], order[half:]
+    return rounds, [label for label in labels if label in alive]
 
 
 def _score(runs: Runs, place: str, tell: Callable[[str], None]) -> float:
@@ -234,20 +259,14 @@ def rungs(rounds: int, halvings: int) -> list[int]:
     return at
 
 
-def better_half(scores: Mapping[str, float]) -> list[str]:
-    """Returns the labels that continue, in their original order.
-
-    They are at most half of them, rounded up, without NaN scores. Of equal scores the first is the
-    better.
-    """
+def best_first(scores: Mapping[str, float]) -> list[str]:
+    """Returns the labels without NaN scores, the best first. Equal scores keep their order."""
     valid = [label for label in scores if not math.isnan(scores[label])]
-    order = sorted(valid, key=lambda label: scores[label], reverse=True)
-    chosen = set(order[: -(-len(scores) // 2)])
-    return [label for label in scores if label in chosen]
+    return sorted(valid, key=lambda label: scores[label], reverse=True)
 
 
-def rounds_trained(points: int, at: Sequence[int]) -> int:
-    """Returns the cost of a search in rounds of one point.
+def rounds_planned(points: int, at: Sequence[int]) -> int:
+    """Returns the rounds of all points of a search in which none diverges.
 
     Args:
       points: number of points at the start of the search.
@@ -258,6 +277,12 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
         total += points * (rounds - before)
         points, before = -(-points // 2), rounds
     return total
+
+
+def rounds_trained(scores: Mapping[int, Mapping[str, float]]) -> int:
+    """Returns the rounds of all points of a search, from its scores by number of rounds."""
+    at = sorted(scores)
+    return sum(len(scores[rounds]) * (rounds - before) for before, rounds in zip([0, *at], at))
 
 
 def table(result: SearchResult) -> str:
@@ -284,14 +309,13 @@ def table(result: SearchResult) -> str:
     return Table(head, rows).markdown()
 
 
-def budget(config: Config, points: int, halvings: int) -> str:
-    """Describes the cost of a search."""
-    trained = config.trials * rounds_trained(points, rungs(config.rounds, halvings))
+def budget(config: Config, points: int, rounds: int) -> str:
+    """Describes the cost of a search: its points, and their rounds in each trial."""
     count = config.trials if config.partition.per_trial else 1
     splits = f"{count} split{'s' * (count > 1)} of {seeds(config.partition.seed, count)}"
     return (
-        f"{points} settings, {trained} rounds of training, by validation on {splits}, "
-        f"{seeds(config.seed, config.trials)}"
+        f"{points} settings, {config.trials * rounds} rounds of training, by validation on "
+        f"{splits}, {seeds(config.seed, config.trials)}"
     )
 
 
@@ -363,7 +387,8 @@ def fairly_tuned(
         with once_started():
             write_whole(folder / "sweep.md", table(result) + "\n")
         tell(f"chosen: {result.best}")
-        origin = f"{budget(single, len(labels), halvings)}; searched: {described_space(space)}"
+        spent = budget(single, len(labels), rounds_trained(result.scores))
+        origin = f"{spent}; searched: {described_space(space)}"
         tuned.append(preset(result.best, origin, known, on=named))
     config = dataclasses.replace(config, entries=(*known.values(), *tuned))
     return only(config, [entry.label for entry in tuned])

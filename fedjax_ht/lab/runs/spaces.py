@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_ht.check.options import SearchRange, search_ranges
+from fedjax_ht.lab.config.entries import split_spec
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.methods import method_factory
 
@@ -118,12 +119,15 @@ def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
     With draws, the entry itself comes first.
 
     Raises:
-      ValueError: the space is empty, or a grid has a range.
+      ValueError: the space is empty or has a setting of the entry, or a grid has a range.
     """
     if not space:
         raise ValueError(
             "--over names no setting to search, such as --over=training.learning_rate=0.01,0.1"
         )
+    for setting in split_spec(entry)[1:]:
+        if (key := setting.partition("=")[0].removeprefix("method.")) in space:
+            raise ValueError(f"{entry} sets {key}, which the search varies; leave it out")
     if draws is not None and draws < 1:
         raise ValueError(f"--draws is {draws}; it must be at least 1")
     points = grid(space) if draws is None else [{}, *draw(space, draws)]
@@ -145,17 +149,24 @@ def space_of(method: str, config: Config, recipe: Space | None = None) -> Space:
         rounding.
 
     Raises:
-      ValueError: a setting of the recipe is not a field of `training`.
+      ValueError: a setting of the recipe is not a field of `training`, or is the learning rate
+        without a range.
     """
-    for key in recipe or {}:
+    recipe = recipe or {}
+    for key in recipe:
         if not key.startswith("training."):
             raise ValueError(
                 f"--over names {key!r}; with --fair it must name a field of training, which all "
                 "methods have, such as --over=training.batch_size=64,512"
             )
+        if key == RATE and not isinstance(recipe[key], SearchRange):
+            raise ValueError(
+                f"--over lists values of {RATE}, all that some methods search; with --fair give a "
+                f"range, such as --over={RATE}=log:0.01:1"
+            )
     rate = config.training.learning_rate
     ranges = search_ranges(method_factory(method))
-    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **(recipe or {}), **ranges}
+    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **recipe, **ranges}
 
 
 def described_space(space: Space) -> str:

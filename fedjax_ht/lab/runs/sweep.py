@@ -18,7 +18,7 @@ from absl import flags
 from fedjax_ht.lab.files import write_whole
 from fedjax_ht.lab.runs.progress import tell
 from fedjax_ht.lab.runs.run import chosen_workdir, configured, orderly, refuse_method_flags
-from fedjax_ht.lab.runs.search import budget, searched, table
+from fedjax_ht.lab.runs.search import budget, rounds_planned, rounds_trained, rungs, searched, table
 from fedjax_ht.lab.runs.spaces import parse_space, points_of
 from fedjax_ht.lab.runs.train import once_started
 
@@ -46,9 +46,10 @@ def main(_) -> None:
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir) as tasks:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
-        spent = budget(config, len(labels), _HALVINGS.value)
-        tell(f"{spent}. Writing to {workdir}.")
+        rounds = rounds_planned(len(labels), rungs(config.rounds, _HALVINGS.value))
+        tell(f"{budget(config, len(labels), rounds)}. Writing to {workdir}.")
         result = searched(config, labels, _HALVINGS.value, workdir=workdir, tell=tell, tasks=tasks)
+        spent = budget(config, len(labels), rounds_trained(result.scores))
         text = f"{table(result)}\n\n{spent}."
         with once_started():
             write_whole(workdir / "sweep.md", text + "\n")

@@ -26,6 +26,9 @@ def test_an_entry_has_all_options_of_its_method():
     assert weighted.label == "fedproto:weight=3"
     (blocks,) = entries_of(typed_config(config_of("fedral:blocks=(2,4)")))
     assert blocks.options["blocks"] == (2, 4)
+    for repeated in ("fedproto:weight=3:weight=5", "fedproto:weight=3:method.weight=5"):
+        with pytest.raises(ValueError, match=f"entry '{repeated}' sets weight twice; give it one"):
+            entries_of(typed_config(config_of(repeated)))
 
 
 def test_an_option_that_is_none_is_not_given():

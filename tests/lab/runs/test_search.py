@@ -22,17 +22,26 @@ from fedjax_ht.lab.runs import search
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.search import (
     SearchResult,
-    better_half,
     budget,
     fairly_tuned,
     families,
+    rounds_planned,
     rounds_trained,
     rungs,
     searched,
+    standing,
     table,
 )
 from fedjax_ht.lab.runs.signals import Interrupted
-from fedjax_ht.lab.runs.spaces import described_space, draw, grid, parse_space, points_of, space_of
+from fedjax_ht.lab.runs.spaces import (
+    RATE,
+    described_space,
+    draw,
+    grid,
+    parse_space,
+    points_of,
+    space_of,
+)
 from fedjax_ht.lab.runs.tasks import Tasks
 from fedjax_ht.lab.runs.train import Unwritable
 from fedjax_ht.methods import METHODS
@@ -91,9 +100,12 @@ def test_a_wrong_space_is_one_line(over, word):
 
 def test_the_worse_half_ends():
     assert rungs(40, 2) == [10, 20, 40] and rungs(40, 0) == [40]
-    assert better_half({"a": 0.1, "b": math.nan, "c": 0.3, "d": 0.1, "e": 0.2}) == ["a", "c", "e"]
-    assert better_half({"a": math.nan, "b": math.nan, "c": 0.3, "d": math.nan}) == ["c"]
-    assert rounds_trained(9, [10, 20, 40]) == 9 * 10 + 5 * 10 + 3 * 20
+    first = {"a": 0.1, "b": math.nan, "c": 0.3, "d": 0.1, "e": 0.2}
+    assert standing("abcde", [1, 2], {}) == (1, list("abcde"))
+    assert standing("abcde", [1, 2], {1: first}) == (2, ["a", "c", "e"])
+    nans = dict.fromkeys("abd", math.nan)
+    assert standing("abcd", [1, 2], {1: nans | {"c": 0.3}}) == (2, ["c"])
+    assert rounds_planned(9, [10, 20, 40]) == 9 * 10 + 5 * 10 + 3 * 20
     with pytest.raises(ValueError, match="--halvings is 3; with 4 rounds it must be from 0 to 2"):
         rungs(4, 3)
 
@@ -227,9 +239,9 @@ def test_a_record_of_other_types_is_refused(config, tmp_path, content):
 def test_a_budget_counts_all_trials(config):
     config.trials = 2
     text = "4 settings, 32 rounds of training, by validation on {}, seeds 0 to 1"
-    assert budget(typed_config(config), 4, 0) == text.format("1 split of seed 1")
+    assert budget(typed_config(config), 4, 16) == text.format("1 split of seed 1")
     config.partition.per_trial = True
-    assert budget(typed_config(config), 4, 0) == text.format("2 splits of seeds 1 to 2")
+    assert budget(typed_config(config), 4, 16) == text.format("2 splits of seeds 1 to 2")
 
 
 def test_a_search_that_goes_on_refuses_another_file_of_devices(config, tmp_path):
@@ -290,8 +302,13 @@ def test_the_recipe_is_searched_at_the_same_draws_for_all_methods(config):
     assert sizes.count("training.batch_size=64") == sizes.count("training.batch_size=512") == 3
     text = described_space(space_of("local", typed_config(config), recipe))
     assert text.endswith(", training.batch_size 64 or 512, training.epochs 1 or 10")
-    with pytest.raises(ValueError, match="--over names 'weight'; with --fair it must name"):
-        fairly_tuned(config, ["fedproto"], "", recipe=parse_space(["weight=1,2"]))
+    for entry, over, message in (
+        ("fedproto", "weight=1,2", "--over names 'weight'; with --fair it must name"),
+        ("fedproto", f"{RATE}=0.1,1", f"--over lists values of {RATE}, all .* give a range, such"),
+        ("fedproto:weight=3.0", f"{RATE}=log:0.1:1", "fedproto:weight=3.0 sets weight, which the"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fairly_tuned(config, [entry], "", recipe=parse_space([over]))
 
 
 SEARCHED = {  # of each kind of declaration: none, powers, an interval, several
@@ -360,3 +377,29 @@ def test_a_point_whose_client_or_server_stops_being_finite_is_not_chosen(tmp_pat
     ]
     with pytest.raises(ValueError, match="in every setting of local a client or the server"):
         halved(tmp_path / "none", [2], {label: points[label] for label in broken})
+
+
+def test_settings_that_stopped_return_where_all_that_continue_diverge(tmp_path):
+    """An earlier form ended the search with an error, although two settings were finite."""
+    scores = {"local": 0.2, "local:a": 0.9, "local:b": 0.8, "local:c": 0.3}
+
+    def search_of(diverging, folder):
+        saved, trained = folder / "points" / "local" / "checkpoints", []
+        saved.mkdir(parents=True)
+
+        def train(rounds, folders, done):
+            trained.append((rounds, *folders))
+            for label in folders:
+                bad = {"not_finite": [0]} if rounds > 1 and label in diverging else {}
+                done(label, [[{"round": 1, "trial": 0, "val_accuracy": scores[label]} | bad]])
+
+        tell = [].append
+        return search._halved(list(scores), [1, 2, 4], folder, train=train, tell=tell), trained
+
+    result, trained = search_of(("local:a", "local:b"), tmp_path / "some")
+    rounds = [(1, *scores), (2, "local:a", "local:b"), (2, "local", "local:c"), (4, "local:c")]
+    assert (result.best, trained) == ("local:c", rounds)
+    assert rounds_trained(result.scores) == 4 * 1 + 4 * 1 + 1 * 2
+    assert not (tmp_path / "some" / "points" / "local" / "checkpoints").exists()
+    with pytest.raises(ValueError, match="in every setting of local a client or the server"):
+        search_of(tuple(scores), tmp_path / "all")
