@@ -67,7 +67,8 @@ def counts_fit(method: Method, received: Received, architecture: str = "") -> Bo
     fits = jnp.ones(num_samples.shape, bool)
     if method.wire.counts == "other":
         return fits
-    num_samples = jnp.maximum(num_samples, 1)  # with privacy each client counts as one sample
+    if method.wire.counts == "one":
+        num_samples = jnp.ones_like(num_samples)
     by_class = num_samples
     if method.wire.counts == "steps":
         training = method.training_of(architecture)

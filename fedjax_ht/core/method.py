@@ -105,16 +105,16 @@ class Wire(NamedTuple):
         the round or its shared key. It would misread an upload that arrives in a later round.
       counts: the numbers in the `Metadata` of an uplink. "samples": the client's training samples,
         in total or by class. "steps": the samples of the round's training by class, with
-        repetitions. Uploads with implausible counts are rejected, see `core.counts`. "other": no
-        counts; no upload is rejected. Send other numbers, such as step counts, as payload floats,
-        so that clipping and noise apply.
+        repetitions. "one": 1, as with privacy of whole uploads. Uploads with implausible counts are
+        rejected, see `core.counts`. "other": no counts; no upload is rejected. Send other numbers,
+        such as step counts, as payload floats, so that clipping and noise apply.
       code: the form in which uplinks cross the wire, see `core.codes`; None sends them unchanged.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
     server_reads: Literal["sums", "uploads"] = "uploads"
     redrawn: bool = False
-    counts: Literal["samples", "steps", "other"] = "samples"
+    counts: Literal["samples", "steps", "one", "other"] = "samples"
     code: Code | None = None
 
 

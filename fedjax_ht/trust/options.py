@@ -30,6 +30,7 @@ class Attack:
       kind: Manipulation of labels, uploads or counts by the attackers (docs/bad_clients.md); None
         ("none" in a config): no attack.
       share: Share of the clients that attack, rounded to the nearest number of clients; 0: none.
+        They are drawn among all clients, also those that never train (`new_share`).
       strength: Strength s of the attack, a factor on its change.
       seed: Seed of the choice of attackers, and of the direction of a shift.
     """

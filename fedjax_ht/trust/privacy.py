@@ -138,7 +138,9 @@ def _private_clients(method: Method, privacy: Privacy) -> Method:
         new, metrics = method.server_update(federation, server, uncounted, ctx)
         return jax.tree_util.tree_map_with_path(_without_negative_variance, new), metrics
 
+    counts = "one" if method.wire.counts == "samples" else method.wire.counts
     return method._replace(
+        wire=method.wire._replace(counts=counts),
         broadcast=broadcast,
         receive=receive,
         client_update=client_update,

@@ -17,7 +17,8 @@ from fedjax_ht.simulation.serving import server_round
 from fedjax_ht.trust.attacks import attacked
 from fedjax_ht.trust.counts import with_bounded_counts
 from fedjax_ht.trust.defences import DEFENCES, defended, norm_bound
-from fedjax_ht.trust.options import Attack
+from fedjax_ht.trust.options import Attack, Privacy
+from fedjax_ht.trust.privacy import private
 from tests import tiny
 from tests.trust.stub import FEDERATION, stub
 
@@ -69,7 +70,7 @@ def test_a_client_counts_at_most_its_samples():
     assert fit(jnp.ones((4, 200), bool)) == [True] * 4  # flags
     huge = (2**24 + 1,) * 4
     assert fit(jnp.array([2**24 + 1, 0, 1, INT32], jnp.int32), huge) == [True, True, True, False]
-    assert fit(jnp.array([1, 2, 0, -1], jnp.int32), (0,) * 4) == [True, False, True, False]
+    assert fit(jnp.array([1, 2, 0, -1], jnp.int32), (0,) * 4) == [False, False, True, False]
 
 
 def test_a_method_says_what_it_counts():
@@ -82,6 +83,10 @@ def test_a_method_says_what_it_counts():
     assert counts_fit(method, received(Metadata(counts))).tolist() == [True, False, True, True]
     uploads = received(Metadata(jnp.array([-5, INT32, 7, 0], jnp.int32)))
     assert counts_fit(stub(wire=fl.Wire(counts="other")), uploads).tolist() == [True] * 4
+    uploads = received(Metadata(jnp.array([1, 2, 100, 0], jnp.int32)))
+    for unit, expected in (("upload", [True, False, False, True]), ("sample", [True] * 4)):
+        method = private(stub(), Privacy(unit, clip=1.0, noise=1.0))
+        assert counts_fit(method, uploads).tolist() == expected
 
 
 def test_a_defence_bounds_what_a_client_weighs():
