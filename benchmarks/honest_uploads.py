@@ -17,7 +17,9 @@ from unittest import mock
 
 import jax
 import numpy as np
+from absl import app
 
+from fedjax_ht.lab.cli import parse_flags
 from fedjax_ht.lab.config.base import base_config, method_config, partition_config
 from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.runs.plan import Run, plan
@@ -101,7 +103,7 @@ def measure(method: str) -> dict:
     return line
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     lines = []
     for method in METHODS:
         if method == "local":  # sends nothing
@@ -120,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=parse_flags)

@@ -4,13 +4,15 @@ python -m experiments.adapters_table
 """
 
 import optax
+from absl import app
 
 import fedjax_ht as fl
+from fedjax_ht.lab.cli import parse_flags
 
 CLIENTS, RANKS, ROUNDS = 21, (2, 4, 8), 10
 
 
-def main() -> None:
+def main(_: list[str]) -> None:
     """Trains an extractor by FedAvg, and then every method from it."""
     dataset = fl.load_dataset("fashion_mnist_10k")
     partition = fl.make_partition("pathological", dataset, CLIENTS, seed=0, classes_per_client=4)
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main, flags_parser=parse_flags)

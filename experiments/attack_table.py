@@ -1,10 +1,11 @@
 """Honest clients' accuracy in runs of experiments/configs/attacked.py, as a CSV and a table.
 
-    python -m experiments.attack_table checkpoints/runs experiments/results/attacked.csv
+    python -m experiments.attack_table checkpoints/runs checkpoints/runs/attacked.csv
     python -m experiments.attack_table experiments/results/attacked.csv
 
 Accuracies are means over trials at the last evaluation. Runs without attackers score the same
-clients as runs with them: those that would be honest at 10 and at 30 %.
+clients as runs with them: those that would be honest at 10 and at 30 %. Runs of
+other configs are an error.
 """
 
 import operator
@@ -15,15 +16,21 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
+from experiments.configs.attacked import get_config
+from experiments.leaderboard_rows import require_config
 from experiments.rows import column, grouped, read_rows, write_rows
 from fedjax_ht.lab.checkpoints.writers import read_runs
 from fedjax_ht.lab.cli import orderly_main
+from fedjax_ht.lab.config.base import typed_config
 from fedjax_ht.lab.config.entries import folder_of
 from fedjax_ht.lab.report.document import Document, Table
-from fedjax_ht.lab.runs.folder import read_folder
+from fedjax_ht.lab.runs.folder import FREE_BUT_ROUNDS, read_folder
 from fedjax_ht.simulation.rows import evaluated
 from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.options import Attack
+
+FREE = {*FREE_BUT_ROUNDS, "robust", *(f"attack.{field}" for field in ("kind", "share", "strength"))}
+"""Fields in which runs of the config differ."""
 
 
 class Score(NamedTuple):
@@ -101,6 +108,8 @@ def main(arguments: list[str]) -> None:
             print(markdown(read_rows(table, Score)))
         case [runs, out]:
             folders = sorted(path.parent for path in runs.glob("*/summary.md"))
+            for folder in folders:
+                require_config(read_folder(folder), typed_config(get_config()), "attacked", FREE)
             read_scores = [score for folder in folders for score in scores(folder)]
             write(read_scores, out)
             print(markdown(read_scores))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,13 +176,14 @@ def rows_of_runs(
     return rows
 
 
-def require_config(folder: Folder, config: Config, name: str) -> None:
+def require_config(
+    folder: Folder, config: Config, name: str, free: Collection[str] = FREE_BUT_ROUNDS
+) -> None:
     """Raises a one-line ValueError if a run's settings differ from a config.
 
-    Its methods, and fields that do not affect results, may differ.
+    Its methods, and the fields in `free`, by default those that do not affect results, may differ.
     """
-    expected = fixed(to_json(config), FREE_BUT_ROUNDS)
-    found = fixed(folder.fields, FREE_BUT_ROUNDS)
+    expected, found = fixed(to_json(config), free), fixed(folder.fields, free)
     if fields := differing(expected, found):
         field = fields[0]
         raise ValueError(

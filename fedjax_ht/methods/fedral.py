@@ -28,8 +28,8 @@ Settled here (the paper leaves these open, and the code that it cites was not av
   other), because w_k was trained with A_k, and because the score beside the paper's table is that
   of a round's participants as training left them: until Eq. 7 has been computed, the newest global
   matrix is the A^{t-1} that they started from, and w_k with it is neither Eq. 1's model nor the
-  trained one. For means over all clients "global" is Eq. 1's. In the setting of class shares it is
-  0.0 to 0.5 points above "own" (experiments/results/class_shares.md, which lists both).
+  trained one. For means over all clients "global" is Eq. 1's. With class shares it is up to a
+  point above "own" (experiments/results/class_shares.md, which lists both).
 * Entries are sent without indices: a receiver infers the number of blocks from the number of
   entries, in the uplink always, in the downlink if the clients' numbers of blocks divide one
   another.

@@ -38,6 +38,13 @@ def write_run(path: Path, histories: Mapping[str, History], **fields) -> Path:
     return path
 
 
+def edit_fields(folder: Path, fields: Mapping) -> None:
+    """Replaces fields of a run's config.json, but not its entries."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **fields, "entries": content["entries"]}))
+
+
 def history(*accuracies: float, trial: int = 0, every: int = 1, **scores: float) -> list[dict]:
     """Makes a trial's rows: an accuracy every so many rounds, and the other scores in all."""
     rows = []
