@@ -13,6 +13,7 @@ its options can be overridden: --config.method.options.tau=50,
 """
 
 import copy
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -158,7 +159,9 @@ def apply_argument(
         elif part.startswith("method="):
             config.method = method_config(value)
         elif part.startswith("partition="):
-            config.partition = partition_config(value, config.partition.num_clients)
+            # num_clients and the seeds of the split are the config's
+            options = partition_config(value).options
+            config.partition = dataclasses.replace(config.partition, kind=value, options=options)
         elif name in setters:
             setters[name](config, value)
         else:

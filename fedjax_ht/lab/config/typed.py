@@ -44,10 +44,15 @@ class Section:
     def update(self, values: Mapping[str, Any] = MappingProxyType({}), /, **fields) -> None:
         """Sets fields by name or path: {"rounds": 5, "training.epochs": 2, "model": {...}}.
 
+        Options keep their other values, unless the method or split that has them changes too.
+
         Raises:
           ValueError: a field is unknown, or its value is invalid. One line.
         """
-        for path, value in (dict(values) | fields).items():
+        given = dict(values) | fields
+        before = {field: vars(self).get(field) for field in ("kind", "name")}
+        is_other = any(given.get(field, old) != old for field, old in before.items())
+        for path, value in given.items():
             name, dot, inner = path.partition(".")
             part = vars(self).get(name)
             if dot and isinstance(part, Options):
@@ -56,7 +61,9 @@ class Section:
                 part.update({inner: value})
             elif dot or name not in vars(self):
                 raise ValueError(unknown_field(f"{self.prefix}{path}", self))
-            elif isinstance(part, Section) and isinstance(value, Mapping):
+            elif isinstance(value, Mapping) and (
+                isinstance(part, Section) or (isinstance(part, Options) and not is_other)
+            ):
                 part.update(value)
             else:
                 setattr(self, name, value)

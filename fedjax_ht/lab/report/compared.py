@@ -16,7 +16,7 @@ from fedjax_ht.core.user_code import trusting
 from fedjax_ht.lab.config.entries import Entry, baseline_of
 from fedjax_ht.lab.config.sections import Config
 from fedjax_ht.lab.report.results import Aim
-from fedjax_ht.lab.report.rows import are_evaluated, score_in
+from fedjax_ht.lab.report.rows import are_evaluated, best_is_untrained, score_in
 from fedjax_ht.lab.report.statistics import (
     Difference,
     best_scores,
@@ -58,6 +58,8 @@ def headline(histories: Mapping[str, Runs], baseline: str) -> str:
         return reached(histories)
     best, next_best = ranking(histories)[:2]
     beside = baseline if best != baseline else next_best
+    if best_is_untrained(histories[best]):
+        return f"No entry is better in a trained round than {best} before training."
     lead = lead_of(scores[best], scores[beside], score)
     points = f"{abs(lead.interval.mean):{score.short}}"
     if not lead.leads:

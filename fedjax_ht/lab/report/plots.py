@@ -104,6 +104,7 @@ def scale_rounds(axes: Axes, histories: Mapping[str, Runs]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+@np.errstate(invalid="ignore")  # two diverged entries: inf - inf
 def paired_points(runs: Runs, baseline: Runs) -> tuple[np.ndarray, np.ndarray]:
     """Subtracts a baseline's scores, trial by trial, at the rounds in which all are evaluated.
 
@@ -233,7 +234,7 @@ def draw_accuracy(
         scores = score.factor * at_rounds(runs, rounds, score_of_rows(score))
         mean, look = scores.mean(0), looks[name]
         colour = look["color"]
-        if not places.any():  # an entry that sent nothing has no position on a log scale
+        if len(places) > 1 and not places.any():  # nothing sent: no position on a log scale
             top = mean[(score.sign * mean).argmax()]
             axes.axhline(top, label=name, lw=1.8, color=colour, ls="--")
             continue

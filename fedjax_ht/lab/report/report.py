@@ -31,7 +31,15 @@ from fedjax_ht.lab.report.document import Block, Bullets, Document, Paragraph, f
 from fedjax_ht.lab.report.maps import load_map, one_space
 from fedjax_ht.lab.report.plots import FEW, ROOM, evaluated_ids, scores_of_clients
 from fedjax_ht.lab.report.results import Aim, class_table, costs, run_results, seconds_of
-from fedjax_ht.lab.report.rows import has_clock, reporting, rows_of_all, score_in, values
+from fedjax_ht.lab.report.rows import (
+    best_is_untrained,
+    has_clock,
+    reporting,
+    rows_of_all,
+    score_in,
+    tops_of,
+    values,
+)
 from fedjax_ht.lab.report.statistics import differences_to, gain_table, listed, seeds
 from fedjax_ht.lab.runs import devices
 from fedjax_ht.lab.runs.environment import environment
@@ -45,6 +53,7 @@ from fedjax_ht.simulation.rows import Runs, evaluated
 FAR = 3  # Tukey's "far out", in lengths of the box
 LEAST_POINTS = 5.0  # minimum distance of a far client from the box, in percentage points
 FALL = 0.03  # drop of accuracy from the best round to the last
+RISE = 1.5  # an error of the last round, in units of the best round's
 
 
 def to_watch(shown: Compared) -> list[str]:
@@ -68,7 +77,7 @@ def warnings(histories: Mapping[str, Runs]) -> list[str]:
     """Returns a message for each trouble in the entries' rounds."""
     lines = []
     for label, runs in histories.items():
-        for check in (troubles, late, collapsed, far_clients, falls):
+        for check in (troubles, late, collapsed, far_clients, untrained, falls):
             for line in check(runs):
                 lines.append(f"{label}: {line}")
     return lines
@@ -117,15 +126,25 @@ def far_clients(runs: Runs) -> Iterator[str]:
                 yield f"far {end} {score.name} than the others{place}: {listed_clients(far)}"
 
 
+def untrained(runs: Runs) -> Iterator[str]:
+    """Yields a message if no trained round of any run is better than round 0."""
+    if best_is_untrained(runs):
+        yield "the best round is 0, before training"
+
+
 def falls(runs: Runs) -> Iterator[str]:
-    """Yields a message if the last round is far below the best, on average over runs."""
-    drops, score = [], score_in({"": runs})
-    for history in runs:
-        scores = [score.sign * value for value in values(history, score.key)]
-        if score.is_share and len(scores) > 1:
-            drops.append(max(scores) - scores[-1])
-    if drops and np.mean(drops) > FALL:
-        yield f"the last round is {100 * np.mean(drops):.1f} points below the best"
+    """Yields a message if the last round is far worse than the best, on average over runs."""
+    score = score_in({"": runs})
+    tops = tops_of(runs, score.key)
+    ends = [evaluated(history)[-1] for history in runs if evaluated(history)]
+    if not ends:
+        return
+    best, last = (float(np.mean(values(rows, score.key))) for rows in (tops, ends))
+    if score.is_share and best - last > FALL:
+        yield f"the last round is {100 * (best - last):.1f} points below the best"
+    if score.sign < 0 and not last <= RISE * best:
+        found, least = score.text(last), score.text(best)
+        yield f"the last round's {score.name} is {found}, the best round's {least}"
 
 
 PROGRAM = "fedjax-ht"
@@ -389,7 +408,10 @@ def captions(
     if has_clock(histories):
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
     if max(values(rows_of_all(histories), "round")) > 1:
-        costs += "; without the compilation of the first round, which counts as the median round"
+        costs += (
+            "; the first round, which compiles, counts as the median round, but not the first one "
+            "after a resume"
+        )
     if over or any(len(row["clients"]) > ROOM for run in runs for row in evaluated(run)[:1]):
         clients = "The same, each entry's clients from worst to best."
     return {

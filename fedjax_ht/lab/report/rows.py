@@ -79,6 +79,7 @@ class Score(NamedTuple):
         """Formats a value of a row."""
         return f"{self.factor * value:{self.form}}"
 
+    @np.errstate(invalid="ignore")  # the deviation of infinite scores
     def of_trials(self, rows: Sequence[Row], key: str = "", spread: bool = True) -> str:
         """Formats the mean over rows of trials, with the standard deviation if there are several.
 
@@ -132,6 +133,13 @@ def tops_of(runs: Runs, score: str) -> list[Row]:
     """Returns each run's row in which a score is highest; runs without it have none."""
     tops = [best_by(history, score) for history in runs]
     return [top for top in tops if top is not None]
+
+
+def best_is_untrained(runs: Runs) -> bool:
+    """Returns whether each run's best round is 0, before training, although others have a score."""
+    score = score_in({"": runs}).key
+    later = [row for row in after_start(itertools.chain(*runs)) if score in row]
+    return bool(later) and all(top["round"] == 0 for top in tops_of(runs, score))
 
 
 def rows_of_all(histories: Mapping[str, Runs]) -> Iterator[Row]:

@@ -100,6 +100,7 @@ def lead_of(values: Sequence[float], baseline: Sequence[float], score: Score) ->
     return paired_difference(ours, theirs)._replace(least=0.05 if score.is_share else 1e-9)
 
 
+@np.errstate(invalid="ignore")  # two diverged entries: inf - inf
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Subtracts a baseline trial by trial; both have the same seed and split in a trial.
 

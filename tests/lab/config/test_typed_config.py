@@ -11,6 +11,7 @@ from fedjax_ht.lab.config.base import base_config, typed_config
 from fedjax_ht.lab.config.config_files import read_config_file, shipped
 from fedjax_ht.lab.config.sections import Config, DevicesConfig, PrivacyConfig, TrainingConfig
 from fedjax_ht.lab.config.typed import to_json, to_plain
+from fedjax_ht.lab.configs import quickstart, quickstart_fedtgp
 from fedjax_ht.lab.runs.method import local_training, simulation_options
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile
@@ -124,3 +125,19 @@ def test_what_can_be_made_a_dict_is_taken():
     assert (config.rounds, config.training.epochs, config.attack.kind) == (3, 2, None)
     with pytest.raises(ValueError, match=r"^unknown config field 'ruonds'; did you mean 'rounds'"):
         typed_config(ConfigDict(ruonds=3))
+
+
+def test_options_of_a_mapping_keep_the_others():
+    config = typed_config(quickstart_fedtgp.get_config())
+    before, split = dict(config.method.options), dict(config.partition.options)
+    config.update({"method": {"options": {"tau": 15.0}}, "partition": {"options": {"alpha": 1.0}}})
+    assert config.method.options == before | {"tau": 15.0}
+    assert config.partition.options == split | {"alpha": 1.0}
+    config.update({"partition": {"kind": "iid", "options": {"train_share": 0.5}}})
+    assert config.partition.options == {"train_share": 0.5}
+
+
+def test_an_argument_for_another_split_keeps_its_seeds():
+    config = quickstart.get_config("partition=pathological")
+    assert config.partition.per_trial and config.partition.kind == "pathological"
+    assert "classes_per_client" in config.partition.options

@@ -153,6 +153,8 @@ def test_a_fall_is_pointed_at():
     assert warnings({"a": runs(0.1, 0.6, 0.59)}) == []
     (fell,) = warnings({"a": runs(0.1, 0.6, 0.5)})
     assert fell == "a: the last round is 10.0 points below the best"
+    (same,) = warnings({"a": runs(0.5, 0.4, 0.49)})
+    assert same == "a: the best round is 0, before training"
 
 
 def test_accuracy_that_collapses_is_pointed_at_with_the_outlying_uploads():

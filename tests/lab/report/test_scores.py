@@ -1,6 +1,7 @@
 """Tables and sentences of tasks other than classification, whose lower scores may be better."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fedjax_ht.lab.report.compared import headline, ranking
 from fedjax_ht.lab.report.plots import accuracy_curves, late_range, paired_points, rendered
 from fedjax_ht.lab.report.plots import costs as cost_curves
+from fedjax_ht.lab.report.report import warnings as to_watch
 from fedjax_ht.lab.report.results import Aim, costs, run_results
 from fedjax_ht.lab.report.rows import Score, score_in
 from fedjax_ht.lab.report.statistics import client_gains, differences_to
@@ -67,6 +69,25 @@ def test_a_diverged_entry_is_shown(errors):
     assert late_range({"fedper": [history(*[math.inf] * 3)]}, LOWER) == (-0.5, 0.5)
     assert "| inf |" in run_results(histories).markdown()
     assert headline(histories, "local").startswith("local is ahead of fedper")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (
+            paired_points([diverged], [diverged]),
+            differences_to("local", histories | {"b": [diverged]}),
+        )
+
+
+def test_errors_that_rise_or_never_fall_are_pointed_at():
+    (risen,) = to_watch({"a": [history(60.0, 40.0, 70.0)]})
+    assert risen == "a: the last round's RMSE is 70, the best round's 40"
+    (infinite,) = to_watch({"a": [history(60.0, 40.0, math.inf)]})
+    assert infinite.endswith("RMSE is inf, the best round's 40")
+    assert to_watch({"a": [history(60.0, 40.0, 50.0)]}) == []
+    histories = {"a": [history(60.0, 61.0)], "b": [history(62.0, 60.5)]}
+    assert to_watch(histories) == ["a: the best round is 0, before training"]
+    assert (
+        headline(histories, "b") == "No entry is better in a trained round than a before training."
+    )
 
 
 def test_the_target_is_reached_from_above():

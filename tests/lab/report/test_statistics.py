@@ -121,7 +121,7 @@ def test_the_result_in_a_sentence():
     assert headline({"b": b, "c": c, "d": c}, "b").startswith(ahead)
     assert ranking({"a": a, "c": c, "b": b}) == ["b", "c", "a"]
     assert winner({"b": b, "c": c}) == "b" and winner({"a": a, "b": b}) is None
-    one, other = runs([0.1, 0.5]), runs([0.7, 0.2])
+    one, other = runs([0.1, 0.5]), runs([0.2, 0.7])
     assert headline({"a": one, "b": other}, "a").endswith("by 20.0 points, in one trial.")
     level = "a and same are level: 55.0 %, difference 0.0, ahead in 0 of 2 trials (2 trials: no "
     assert headline({"a": a, "same": a}, "same").startswith(level)
