@@ -20,6 +20,7 @@ where they were chosen (see `core.method.varied`).
 import dataclasses
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
@@ -262,12 +263,24 @@ def kind_of(annotation: Any) -> type:
 
 
 def search_ranges(function: Callable) -> dict[str, SearchRange]:
-    """Returns the options of a factory that have a `SearchRange`, in the order of its signature."""
+    """Returns the options of a factory that have a `SearchRange`, in the order of its signature.
+
+    Raises:
+      ValueError: a range is empty or not finite, or has values that the option does not allow,
+        such as the fractions of an integer's. One line.
+    """
     ranges = {}
     for name, parameter in options_of(function).items():
         search_range = extra_of(parameter.annotation, SearchRange)
-        if search_range is not None:
-            ranges[name] = search_range
+        if search_range is None:
+            continue
+        low, high, log = search_range
+        if not (low < high and math.isfinite(high - low) and (low > 0 or not log)):
+            above = ", and low above 0 without log=False" if log else ""
+            raise ValueError(f"{name} has {search_range}; it must be finite, low < high{above}")
+        for end in (low, high):
+            check_value(f"{name}, in its SearchRange,", float(end), parameter.annotation)
+        ranges[name] = search_range
     return ranges
 
 

@@ -143,7 +143,7 @@ def _trace(
 ) -> tuple[jax.Array, jax.Array]:
     """Runs a module in training and evaluation; returns the features and logits of one sample.
 
-    Without a key, only training runs.
+    Without a key, a module without running statistics only runs in training.
     """
     x, mask = zeros(input_shape), jnp.ones(1, bool)
     rngs = None if key is None else {STREAM: key}
@@ -154,8 +154,11 @@ def _trace(
     masks = contextlib.nullcontext() if is_stateless else nn.intercept_methods(require)
     with nn.intercept_methods(note), nn.intercept_methods(keep_all), masks:
         features, changed = run(x, True, mask, rngs=rngs)
-        if key is not None:  # a module that draws in training might also draw in evaluation
-            run(x, False, mask)
+        # A module that draws in training might also draw in evaluation, and one with running
+        # statistics might not use them there.
+        if key is not None or not is_stateless:
+            with nn.intercept_methods(functools.partial(_refuse_by_batch, name)):
+                run(x, False, mask)
     base = type(getattr(module, "base", None))
     if is_stateless and "train" in inspect.signature(base.__call__).parameters:
         raise ValueError(
@@ -206,6 +209,18 @@ def _note_flat_norm(
     return next_function(*args, **kwargs)
 
 
+def _refuse_by_batch(
+    name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
+) -> Any:
+    """Intercepts nn.BatchNorm in evaluation; refuses one that normalises by the current batch."""
+    if _call_by_batch(args, kwargs, context) is not None:
+        raise ValueError(
+            f"model {name!r}: {'/'.join(context.module.path)} normalises by the current batch in "
+            "evaluation; give it use_running_average=not train"
+        )
+    return next_function(*args, **kwargs)
+
+
 def _require_mask(
     name: str, next_function: Callable, args: tuple, kwargs: dict, context: Any
 ) -> Any:
@@ -213,18 +228,25 @@ def _require_mask(
 
     So they might with a mask of fewer axes, which broadcasts along others than that of samples.
     """
-    module = context.module
-    if isinstance(module, nn.BatchNorm) and context.method_name == "__call__":
-        given = inspect.signature(module.__call__).bind(*args, **kwargs).arguments
-        by_batch = not given.get("use_running_average", module.use_running_average)
+    given = _call_by_batch(args, kwargs, context)
+    if given is not None:
         mask, axes = given.get("mask"), given["x"].ndim
-        if by_batch and (mask is None or mask.ndim != axes):
+        if mask is None or mask.ndim != axes:
             raise ValueError(
-                f"model {name!r}: {'/'.join(module.path)} averages the padding of the last batch; "
-                "give its call mask=None if mask is None else "
+                f"model {name!r}: {'/'.join(context.module.path)} averages the padding of the last "
+                "batch; give its call mask=None if mask is None else "
                 f"mask[:{', None' * (axes - 1)}], with as many axes as x"
             )
     return next_function(*args, **kwargs)
+
+
+def _call_by_batch(args: tuple, kwargs: dict, context: Any) -> dict[str, Any] | None:
+    """Returns the arguments of a call of nn.BatchNorm by the batch's statistics, else None."""
+    module = context.module
+    if not isinstance(module, nn.BatchNorm) or context.method_name != "__call__":
+        return None
+    given = inspect.signature(module.__call__).bind(*args, **kwargs).arguments
+    return None if given.get("use_running_average", module.use_running_average) else given
 
 
 def _check_variables(name: str, variables: PyTree) -> None:

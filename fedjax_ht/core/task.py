@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_ht.check.options import checked
+from fedjax_ht.check.options import check_value, checked
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.losses.classification import masked_mean
@@ -56,6 +56,9 @@ class Task:
     score: str = "accuracy"
     better: Better = "higher"
     outputs: int | None = None
+
+    def __post_init__(self):
+        check_value("better", self.better, Better)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -165,7 +168,9 @@ def multi_label(num_labels: int) -> Task:
 
     def sums(outputs, targets, mask):
         known = mask[:, None]
-        said, true = (outputs > 0) & known, (targets > 0) & known
+        true = (targets > 0) & known
+        # a diverged model's NaN is wrong, not a "no"
+        said = jnp.where(jnp.isnan(outputs), ~true, outputs > 0) & known
         rows = {"said": said, "true": true, "both": said & true}
         rows |= {"exact": jnp.all(said == true, -1) & mask}
         rows = jax.tree.map(lambda x: jnp.sum(x, 0, dtype=jnp.int32), rows)
@@ -248,7 +253,11 @@ def per_pixel(height: int, width: int, num_classes: int, ignored: int = 255) -> 
     def sums(outputs, targets, mask):
         known = labelled(targets, mask)
         true = jnp.where(known, targets, 0).astype(jnp.int32)
-        pairs = true * num_classes + jnp.argmax(logits_of(outputs), -1)
+        scores = logits_of(outputs)
+        # a diverged model's NaN is wrong, not class 0
+        lost = jnp.isnan(scores).any(-1)
+        said = jnp.where(lost, (true + 1) % num_classes, jnp.argmax(scores, -1))
+        pairs = true * num_classes + said
         counts = jnp.zeros(num_classes**2, jnp.int32).at[pairs].add(known.astype(jnp.int32))
         return {"pixels": counts.reshape(num_classes, num_classes)}  # [true, predicted]
 

@@ -80,7 +80,10 @@ def checked_sets(place: str, sets: Mapping[str, Any], num_samples: int) -> dict[
     indices, counts = np.unique(together, return_counts=True)
     if len(indices) < len(together):
         first = indices[counts > 1][0]
-        holders = [name for name, x in arrays.items() for _ in x[x == first]]
+        holders = {name: int(np.sum(x == first)) for name, x in arrays.items() if first in x}
+        if len(holders) == 1:
+            ((name, times),) = holders.items()
+            raise ValueError(f"{place}: sample {first} is {times} times in {name}; give it once")
         raise ValueError(
             f"{place}: sample {first} is in {' and in '.join(holders)}; remove it from one"
         )

@@ -11,6 +11,9 @@ and depthwise convolutions, which are sums of shifted products in `ops.patches`)
 factorisations, evaluation, and the server's work. XLA's count of a training step, which includes
 all of that, is 2 to 5 % higher for CNN-1..5, perceptrons and ResNets, and 21 % for MobileNetV2.
 
+Products with zero padding count in the library's convolutions (`models.Conv`), but not in
+`nn.Conv`: with 3x3 kernels on 8x8 images it has a sixth less.
+
 A training step on a partial batch counts by its share of real samples. A pass that collects
 prototypes or statistics counts whole batches, whose size depends on the device
 (`batches.forward_batch`). Training in stored order (`LocalTraining.steps` without a shuffle) counts

@@ -27,6 +27,7 @@ from fedjax_ht.check.options import (
     Part,
     Positive,
     Rest,
+    SearchRange,
     Seed,
     Share,
     Whole,
@@ -34,6 +35,7 @@ from fedjax_ht.check.options import (
     check_fields,
     check_value,
     checked,
+    search_ranges,
 )
 from tests.registered import nothing_registered
 
@@ -302,3 +304,24 @@ def test_entries_are_tuples_in_either_form():
     expected = (("norm_bound", 2), ("median",), "a/b", 3)
     assert as_tuples(("norm_bound/2", ("median",), "a/b", 3)) == expected
     assert as_tuples("median") == "median"  # no tuple of entries: its type is refused
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        (Annotated[NonNegative, SearchRange(0.0, 10.0)], "it must be finite, low < high, and low"),
+        (Annotated[NonNegative, SearchRange(10.0, 0.1)], "it must be finite, low < high, and low"),
+        (Annotated[NonNegative, SearchRange(0.0, np.nan, log=False)], "it must be finite, low <"),
+        (Annotated[Count, SearchRange(1, 10)], "in its SearchRange, is 1.0; it must be an integer"),
+        (
+            Annotated[Share, SearchRange(0.1, 5.0)],
+            "in its SearchRange, is 5.0; it must be a number",
+        ),
+    ],
+)
+def test_a_range_fits_its_option(annotation, message):
+    def factory(training, weight: annotation = 1):
+        pass
+
+    with pytest.raises(ValueError, match=f"^weight.* {message}"):
+        search_ranges(factory)

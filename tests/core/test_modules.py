@@ -84,6 +84,13 @@ class Padded(nn.Module):
         return norm(nn.Dense(8)(x), mask=mask if self.masked else None)
 
 
+class Inverted(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+        norm = nn.BatchNorm(use_running_average=train)
+        return norm(nn.Dense(8)(x), mask=None if mask is None else mask[:, None])
+
+
 class Linear(nnx.Module):
     def __init__(self, width: int, features: int, rngs: nnx.Rngs):
         self.layer = nnx.Linear(width, features, rngs=rngs)
@@ -135,6 +142,10 @@ REFUSED = {
     "padding": (
         lambda: stateful(Padded()),
         "model 'm': base/BatchNorm_0 averages the padding of the last batch; give its call mask=",
+    ),
+    "by batch in evaluation": (
+        lambda: stateful(Inverted()),
+        "model 'm': base/BatchNorm_0 normalises by the current batch in evaluation; give it use_ru",
     ),
     "mask of one axis": (
         lambda: stateful(Padded(masked=True)),

@@ -68,6 +68,16 @@ def test_a_diverged_regression_is_infinitely_wrong(wrong):
     assert found["mae"] == np.inf or wrong == 1e30
 
 
+def test_numbers_that_are_none_are_wrong_in_other_tasks_too():
+    """They were the background of a mask, and a "no" of a label."""
+    none = np.full((2, 8), np.nan, np.float32)
+    everyone = np.ones(2, bool)
+    pixels = measured(per_pixel(2, 2, 2), none, np.zeros((2, 2, 2), np.uint8), mask=everyone)
+    assert pixels["pixel_accuracy"] == pixels["miou"] == 0
+    labels = measured(multi_label(8), none, np.zeros((2, 8), np.int8), mask=everyone)
+    assert labels["exact"] == labels["micro_f1"] == 0
+
+
 def test_multi_label():
     task, targets = multi_label(4), RNG.integers(0, 2, (10, 4)).astype(np.int8)
     outputs = RNG.normal(size=(10, 4)).astype(np.float32)
@@ -187,6 +197,8 @@ def means(outputs, targets, mask):
     ],
 )
 def test_a_faulty_task_is_one_line(change, fault):
+    with pytest.raises(ValueError, match=r"^better is 'min'; it must be"):
+        dataclasses.replace(LINE, better="min")
     with pytest.raises(ValueError, match=f"^task 'regression': {fault}"):
         check_task(dataclasses.replace(LINE, **change), NUMBERS, 2)
 

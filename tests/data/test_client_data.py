@@ -164,7 +164,7 @@ MASK = np.arange(12) < 3
     [
         (FIRST._replace(test=FIRST.train), "sample 0 is in train and in test; remove it from one"),
         (FIRST._replace(val=np.array([5])), "sample 5 is in val and in test"),
-        (FIRST._replace(train=np.array([1, 0, 1])), "sample 1 is in train and in train"),
+        (FIRST._replace(train=np.array([1, 0, 1])), "sample 1 is 2 times in train"),
         (
             FIRST._replace(train=np.array([0, 12])),
             "train has index 12; with 12 samples, indices must",

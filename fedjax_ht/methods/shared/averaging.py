@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.check.names import kind_of_value
 from fedjax_ht.core.aggregation import gather_received
 from fedjax_ht.core.context import Context, Metrics, Received
 from fedjax_ht.core.federation import Federation
@@ -41,13 +42,18 @@ def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:
     return Metadata(ctx.info.num_samples)
 
 
-def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> jax.Array:
+def client_weights(
+    received: Received, num_samples: Metadata | HostArray | tuple[()] = ()
+) -> jax.Array:
     """Computes the weights of a mean over clients, float32 [P], not normalised.
 
     Args:
       received: the uplinks; clients that did not arrive, or have no training samples, get weight 0.
-      num_samples: the stacked uploads of `sent_samples`, to weight by samples. With (), the other
-        clients get weight 1.
+      num_samples: the clients' numbers of samples, [P], or the `Metadata` with them. With (), the
+        other clients get weight 1.
+
+    Raises:
+      ValueError: `num_samples` is something else. One line.
 
     Example:
       >>> info = fl.ClientInfo(jnp.arange(3), jnp.array([6, 0, 2]), jnp.zeros(3, int))
@@ -57,11 +63,15 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
       >>> fl.client_weights(received, fl.Metadata(info.num_samples))
       Array([6., 0., 0.], dtype=float32)
     """
-    if isinstance(num_samples, Metadata):
-        weights = num_samples.value
-    else:
+    weights: Any = num_samples.value if isinstance(num_samples, Metadata) else num_samples
+    if isinstance(weights, tuple) and not weights:
         weights = received.info.num_samples > 0
-    return jnp.where(received.arrived, weights, 0).astype(jnp.float32)
+    elif getattr(weights, "shape", None) != received.arrived.shape:
+        raise ValueError(
+            f"num_samples of client_weights is {kind_of_value(num_samples)}; it must be an array "
+            f"of a number for each of {len(received.arrived)} clients, or () for equal weights"
+        )
+    return jnp.where(received.arrived, jnp.asarray(weights), 0).astype(jnp.float32)
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
@@ -74,11 +84,20 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     Returns:
       The pytree without the leading axis; zeros if all weights are zero.
 
+    Raises:
+      ValueError: a leaf has integers or flags, such as the mask of `Masked`. One line.
+
     Example:
       >>> models = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.nan], [3.0, 4.0]])}
       >>> fl.weighted_mean(models, jnp.array([3.0, 0.0, 1.0]))
       {'w': Array([1.5, 2.5], dtype=float32)}
     """
+    for path, leaf in jax.tree.leaves_with_path(stacked):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"weighted_mean takes floats, but {jax.tree_util.keystr(path)} is {leaf.dtype}; "
+                "convert it, or average rows that some clients lack by fl.mean_by_class"
+            )
     tiny = jnp.finfo(jnp.float32).tiny
     return weighted_sum(stacked, weights / jnp.maximum(jnp.sum(weights), tiny))
 

@@ -67,8 +67,8 @@ def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
       data: the client's view of the data.
 
     Returns:
-      `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` converts them to
-      prototypes.
+      `ClassSums`: sums float32 [C, K], counts float32 [C]. A prototype is a class's sum by
+      its count.
     """
     extract = functools.partial(own_features, bucket, client)
     return sum_by_class(extract, data, bucket.num_classes)
