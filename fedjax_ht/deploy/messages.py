@@ -409,12 +409,15 @@ def admitted_metrics(
 
 
 def _are_metrics(x: Any, names: Sequence[str]) -> bool:
-    """Returns whether a client's metrics of these names are numbers that float32 holds, or NaN."""
+    """Returns whether a client's metrics of these names are numbers of float32.
+
+    NaN and infinities are among them: a client whose training diverges reports them.
+    """
     if not isinstance(x, dict):
         return False
     values = [x[name] for name in names if name in x]
     largest = float(np.finfo(np.float32).max)
-    return all(_is_number(value) and not abs(value) > largest for value in values)
+    return all(_is_number(x) and (abs(x) == math.inf or not abs(x) > largest) for x in values)
 
 
 def _is_counts(x: Any) -> bool:

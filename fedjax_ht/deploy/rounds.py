@@ -386,11 +386,10 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
     ids = range(server.plan.num_clients) if only is None else map(int, only)
     reachable = reachable_clients(server)
     replies = ask(server, state, "evaluate", [i for i in ids if i in reachable])
-    scores = [
-        (np.array([i]), stacked_scores([reply.header["scores"]]))
-        for i, reply in sorted(replies.items())
-    ]
-    return evaluation(server.counts["train"], scores, None)
+    scored, blocks = sorted(replies), []
+    if scored:  # one block: a split that some clients lack is a split of all
+        blocks = [(np.array(scored), stacked_scores([replies[i].header["scores"] for i in scored]))]
+    return evaluation(server.counts["train"], blocks, None)
 
 
 def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from types import SimpleNamespace
 from unittest import mock
@@ -218,6 +219,59 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_which(served, how):
     assert rows[1]["trial"] == 0 and rows[1].keys() - {"absent"} == rows[2].keys()
     not_finite = [2] if how in ("not_finite", "other_shape") else []
     assert [row["not_finite"] for row in rows[1:]] == [not_finite, []]
+
+
+def test_a_client_without_test_samples_has_no_accuracy_and_ends_nothing(simulated, served):
+    """Nor does one that says so."""
+
+    def changed(client, reply):
+        if client != 3 or not {"val", "test"} <= reply.header.get("scores", {}).keys():
+            return reply
+        nothing = {}
+        for split, score in reply.header["scores"].items():
+            nothing[split] = {"count": 0, "correct": dict.fromkeys(score["correct"], 0)}
+        return reply._replace(header=reply.header | {"scores": nothing})
+
+    rows, _ = served(changed=changed)
+    for row, full in zip(rows, simulated, strict=True):
+        assert row["clients"] == [*full["clients"][:3], None]
+
+
+def test_a_split_of_some_clients_is_scored_for_them_alone(monkeypatch):
+    """Client 0 has validation samples, client 1 does not answer, and client 2 has test samples."""
+
+    def scores(val, test):
+        counts = {"train": 0, "val": val, "test": test}
+        return {name: {"count": n, "correct": {"head": n // 2}} for name, n in counts.items()}
+
+    replies = {2: Envelope({"scores": scores(0, 4)}, {}), 0: Envelope({"scores": scores(2, 0)}, {})}
+    monkeypatch.setattr(rounds, "reachable_clients", lambda server: replies)
+    monkeypatch.setattr(rounds, "ask", lambda *_: replies)
+    plan = SimpleNamespace(num_clients=3)
+    server = SimpleNamespace(plan=plan, counts={"train": np.array([3, 3, 3])})
+    found = rounds.evaluate(server, SimpleNamespace(round=0))
+    assert found.counts["val"].tolist() == [2, 0, 0] and found.counts["test"].tolist() == [0, 0, 4]
+    np.testing.assert_array_equal(found.accuracy["val"]["head"], [0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(found.accuracy["test"]["head"], [np.nan, np.nan, 0.5])
+    replies.clear()
+    assert rounds.evaluate(server, SimpleNamespace(round=0)).accuracy == {}
+
+
+def test_a_client_whose_loss_is_infinite_is_named_as_not_finite(served):
+    """As in the simulation, and not as one whose header cannot be read."""
+
+    def changed(client, reply):
+        if client != 2 or "metrics" not in reply.header:
+            return reply
+        metrics = dict.fromkeys(reply.header["metrics"], math.inf)
+        return Envelope(reply.header | {"finite": False, "metrics": metrics}, {})
+
+    rows, lines = served(changed=changed)
+    assert [(row["arrived"], row["not_finite"], row.get("absent")) for row in rows[1:]] == [
+        (3, [2], None),
+        (3, [2], None),
+    ]
+    assert not any("header" in line for line in lines) and math.isfinite(rows[-1]["loss"])
 
 
 def test_the_log_names_who_is_far_off_and_refused(served):

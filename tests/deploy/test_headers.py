@@ -57,7 +57,7 @@ BAD = [
     ("hello", "meaning", [None, {}, MEANING | {"classes": None}, MEANING | {"more": None}]),
     ("hello", "meaning", [MEANING | {"tokens": x} for x in (1, "f" * 63, "F" * 64, ["f"] * 64)]),
     ("train", "finite", [1, None]),
-    ("train", "metrics", [None, [1], *({"loss": x} for x in ("0", HUGE, INF, -1e39, True))]),
+    ("train", "metrics", [None, [1], *({"loss": x} for x in ("0", HUGE, 1e39, -1e39, True))]),
     ("train", "scores", [scores(4, 4), scores(4), scores(1.5), {}, ALL]),
     ("train", "scores", [{"test": {"correct": {}, "count": 3}}]),
     ("train", "seconds", [-1, None, INF, HUGE]),
@@ -78,6 +78,12 @@ def invalid(header, kind, **changes) -> str:
 @pytest.mark.parametrize("kind", GOOD)
 def test_valid_headers_of_a_client_are_believed(kind):
     assert invalid(GOOD[kind] | {"more": 1}, kind) == ""
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 3.4e38, -1, 10**18])
+def test_a_metric_is_any_number_of_float32(value):
+    """Infinite for a client that diverges."""
+    assert invalid(GOOD["train"] | {"metrics": {"loss": value}}, "train") == ""
 
 
 def test_metrics_are_those_of_the_method_and_others_are_refused():
