@@ -182,10 +182,7 @@ def _shared_fields(config: Config, entry: Any, secure_sums: bool) -> dict[str, A
     # through JSON, like the other side's
     for name, value in json.loads(json.dumps(entry.options)).items():
         fields[f"method.{name}"] = value
-    fields["method"] = entry.method
-    if secure_sums:
-        fields["secure_sums"] = True
-    return fields
+    return fields | {"method": entry.method, "secure_sums": secure_sums}
 
 
 def make_models(plan: Plan, task: Task, public: PublicSet | None = None) -> Federation:
@@ -212,8 +209,7 @@ def description(plan: Plan) -> dict[str, Any]:
 
     Both sides draw from keys that they share, so they need the same random generator.
     """
-    fields = plan.fields | {"secure_sums": plan.secure_sums} | random_generator()
-    return {"version": library_version(), "fields": fields}
+    return {"version": library_version(), "fields": plan.fields | random_generator()}
 
 
 def difference(description: dict[str, Any], received: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.contract import public_bytes
 from fedjax_ht.core.federation import all_weights
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.round import RunServer
@@ -55,7 +54,6 @@ from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation
 from fedjax_ht.simulation.round import (
     Cohort,
     Round,
-    add_newcomers_bytes,
     draw_cohort,
     run_round,
 )
@@ -267,12 +265,6 @@ def play(
     """
     drawn, replies = _play_until_replies(server, state)
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever its outcome
-    additions = ()
-    if server.federation.public is not None:
-        sizes = np.full(
-            server.plan.num_clients, public_bytes(server.federation.public, server.public)
-        )
-        additions = (functools.partial(add_newcomers_bytes, "public_bytes", sizes),)
 
     def exchange(state, score, stage):
         return state, stacked_answers(server, state, replies)
@@ -282,7 +274,7 @@ def play(
         exchange=exchange,
         serve=functools.partial(_serve, server, secret),
         deliver=functools.partial(serving.deliver, client_mesh(1)),
-        additions=additions,
+        additions=server.additions,
     )
     new, report = run_round(answered, state, score)
     report = report._replace(epsilon=epsilon)

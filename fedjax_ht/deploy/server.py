@@ -34,6 +34,7 @@ from fedjax_ht.deploy.samples import server_data
 from fedjax_ht.deploy.secure_sums import sum_groups
 from fedjax_ht.lab.runs.folder import read_json, write_json
 from fedjax_ht.simulation.engine import first_server
+from fedjax_ht.simulation.round import Addition, count_downloads
 from fedjax_ht.simulation.serving import run_server
 
 CLIENTS_FILE = "clients.json"
@@ -194,6 +195,7 @@ class Server(NamedTuple):
       first: `simulation.engine.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
       public: the public set, on the server's device; None for methods that read none.
+      additions: what the report of a round also has, see `simulation.round.Round`.
       noise: noise that the server adds itself; None if it adds none.
       ledger: file about what was sent under noise, see `noise.read_ledger`.
       saved: `last_round` of each kept checkpoint, int32 [num_clients].
@@ -214,6 +216,7 @@ class Server(NamedTuple):
     first: Callable
     pretrained: PyTree
     public: Data | None
+    additions: tuple[Addition, ...]
     noise: Noise | None
     ledger: Path
     saved: deque
@@ -272,6 +275,7 @@ def make_server(
     noise, privacy, ledger = None, plan.options.privacy, folder / LEDGER_FILE
     if privacy and privacy.unit == "client":
         noise = update_noise(privacy, any(map(sends_payload, uplinks.values())), ledger)
+    public = server_data(plan.public)
     # a sum does not tell clients apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
@@ -291,7 +295,8 @@ def make_server(
         serve=run_server(method, federation, outlier_bound),
         first=first_server(method, federation),
         pretrained=collect(client_mesh(1), method.needs.pretrained.variables),
-        public=server_data(plan.public),
+        public=public,
+        additions=count_downloads(federation, public),
         noise=noise,
         ledger=ledger,
         saved=deque(maxlen=keep),

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ht.check.names import short, unknown
 from fedjax_ht.core.bucket import weights_of
 from fedjax_ht.core.context import ClientInfo
-from fedjax_ht.core.contract import one_line, public_bytes
+from fedjax_ht.core.contract import one_line
 from fedjax_ht.core.evaluation import EvaluationRequest
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights
@@ -41,7 +41,7 @@ from fedjax_ht.simulation.roster import (
     padded,
     schedule,
 )
-from fedjax_ht.simulation.round import Round, Stage, add_newcomers_bytes, draw_cohort
+from fedjax_ht.simulation.round import Round, Stage, bytes_of, count_downloads, draw_cohort
 from fedjax_ht.simulation.selection import first_reports
 from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult, deliver
 from fedjax_ht.simulation.state import SimulationState
@@ -128,11 +128,6 @@ def first_state(program: Program) -> SimulationState:
     return state._replace(waiting=nobody_waits(program, forms, infos))
 
 
-def bytes_of(form: PyTree) -> int:
-    """Returns the bytes of arrays of this form, a pytree of `jax.ShapeDtypeStruct`s."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
-
-
 def _require_memory(program: Program, needed: int, what: str, remedy: str) -> None:
     """Raises ValueError if a device has less free memory, if that is known.
 
@@ -164,14 +159,7 @@ def compiled_round(program: Program) -> Round:
         from fedjax_ht.simulation.privacy_budget import with_epsilon
 
         additions.append(functools.partial(with_epsilon, program))
-    if program.federation.public is not None:
-        sizes = np.full(
-            num_clients, public_bytes(program.federation.public, program.placed.samples)
-        )
-        additions.append(functools.partial(add_newcomers_bytes, "public_bytes", sizes))
-    if program.placed.frozen:
-        sizes = _frozen_bytes(program)
-        additions.append(functools.partial(add_newcomers_bytes, "frozen_bytes", sizes))
+    additions += count_downloads(program.federation, program.placed.samples)
     return Round(
         options=options,
         exchange=functools.partial(exchange, program),
@@ -179,15 +167,6 @@ def compiled_round(program: Program) -> Round:
         serve=functools.partial(serve, program),
         additions=tuple(additions),
     )
-
-
-def _frozen_bytes(program: Program) -> np.ndarray:
-    """Returns the bytes of the frozen weights of each client's model, int64 [num_clients]."""
-    of_bucket = []
-    for bucket in program.federation.buckets:
-        arrays, _ = program.placed.frozen[bucket.name]
-        of_bucket.append(sum(x.nbytes for x in jax.tree.leaves(arrays)))
-    return np.array(of_bucket, np.int64)[np.array(program.federation.assignment)]
 
 
 def exchange(

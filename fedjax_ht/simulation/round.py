@@ -17,6 +17,10 @@ from typing import NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
+from fedjax_ht.core.bucket import frozen_form, frozen_of
+from fedjax_ht.core.contract import public_bytes
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.samples import Data
 from fedjax_ht.core.trees import PyTree
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.report import RoundReport, round_report
@@ -25,6 +29,8 @@ from fedjax_ht.simulation.serving import Answers, Delivery, ServerResult
 from fedjax_ht.simulation.state import SimulationState, Waiting
 
 T = TypeVar("T")
+Addition = Callable[[SimulationState, dict[str, Answers], RoundReport], RoundReport]
+"""(state before the round, {bucket: Answers}, report) -> the report with more fields."""
 
 
 class Stage(Protocol):
@@ -57,8 +63,7 @@ class Round(NamedTuple):
       serve: (state, Delivery) -> (server state, ServerResult).
       deliver: (state, {bucket: Answers}) -> (Delivery, the answers without uplinks, the uploads
         that arrive in a later round or None), see `serving.deliver`.
-      additions: (state before the round, {bucket: Answers}, RoundReport) -> RoundReport, one per
-        enabled feature.
+      additions: one per enabled feature.
     """
 
     options: SimulationOptions
@@ -68,9 +73,7 @@ class Round(NamedTuple):
         [SimulationState, dict[str, Answers]],
         tuple[Delivery, dict[str, Answers], Waiting | None],
     ]
-    additions: tuple[
-        Callable[[SimulationState, dict[str, Answers], RoundReport], RoundReport], ...
-    ] = ()
+    additions: tuple[Addition, ...] = ()
 
 
 def draw_cohort(options: SimulationOptions, new: np.ndarray, state: SimulationState) -> Cohort:
@@ -146,7 +149,31 @@ def _timed(seconds: dict[str, float], name: str, call: Callable[[], T]) -> T:
     return result
 
 
-def add_newcomers_bytes(
+def count_downloads(federation: Federation, samples: Data | None) -> tuple[Addition, ...]:
+    """Returns the additions that report a newcomer's downloads: public set and frozen weights.
+
+    Args:
+      federation: the models, and the size of the public set.
+      samples: samples that include the public ones; None without a public set.
+    """
+    sizes = {}
+    if federation.public is not None:
+        sizes["public_bytes"] = np.full(
+            federation.num_clients, public_bytes(federation.public, samples)
+        )
+    if any(bucket.freezes for bucket in federation.buckets):
+        forms = [frozen_of(bucket)[0] or frozen_form(bucket) for bucket in federation.buckets]
+        of_bucket = np.array(list(map(bytes_of, forms)), np.int64)
+        sizes["frozen_bytes"] = of_bucket[np.array(federation.assignment)]
+    return tuple(functools.partial(_add_newcomers_bytes, *item) for item in sizes.items())
+
+
+def bytes_of(form: PyTree) -> int:
+    """Returns the bytes of arrays, or of arrays of this form (`jax.ShapeDtypeStruct`s)."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
+
+
+def _add_newcomers_bytes(
     field: str,
     sizes: np.ndarray,
     state: SimulationState,

@@ -68,15 +68,18 @@ def test_equal_to_the_simulation_and_to_its_bytes(simulated, served, tmp_path):
     assert written == rows and (tmp_path / "summary.md").exists()
 
 
-def test_a_deployment_selects_as_its_simulation(tmp_path):
+def test_a_deployment_selects_and_counts_downloads_as_its_simulation(tmp_path):
+    """Newcomers download the frozen weights once."""
     config = small_config("fedavg", rounds=3)
     config.update({"participation": 0.5, "select": "power_of_choice/1.5"})
+    config.model.lora = "rank=2"
     config.method.options.weighting = "uniform"
     made, simulation = simulation_of(config)
     _, rows = run(simulation, 3)
     sites = sites_of(config, made, tmp_path / "sites")
     served = serve(make_plan(config), tmp_path / "run", transport(sites, never, unchanged))
     assert_same_rows(rows, served)
+    assert rows[1]["frozen_bytes"] > 0
     with pytest.raises(ValueError, match="--secure_sums: select is power_of_choice, which reads"):
         make_plan(config, secure_sums=True)
 
