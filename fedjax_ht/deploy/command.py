@@ -40,8 +40,8 @@ from fedjax_ht.lab.runs.folder import locked
 from fedjax_ht.lab.runs.objects import READ_BY
 from fedjax_ht.lab.runs.plan import plan
 from fedjax_ht.lab.runs.processes import check_port, use_all_cores
-from fedjax_ht.lab.runs.run import configured
-from fedjax_ht.lab.runs.signals import catch_signals
+from fedjax_ht.lab.runs.run import configured, end_interrupted
+from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
 from fedjax_ht.lab.version import library_version
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's folder.", allow_override=True)
@@ -118,7 +118,11 @@ def keys(workdir: Path) -> None:
 
 
 def client(plan: Plan, workdir: Path) -> None:
-    """Answers the server's requests until a signal arrives."""
+    """Answers the server's requests until a signal arrives.
+
+    Raises:
+      Interrupted: it has.
+    """
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
     from fedjax_ht.deploy.keys import bind_to_server, check_private, read_private_key
@@ -167,7 +171,7 @@ def client(plan: Plan, workdir: Path) -> None:
             max_bytes=request_bytes(this_client),
             audit=audit,
         )
-    tell(f"stopped by {signal.Signals(caught[0]).name}")
+        raise Interrupted(caught[0])
 
 
 def server(plan: Plan, workdir: Path) -> None:
@@ -316,7 +320,10 @@ def main(arguments: Sequence[str]) -> None:
         # two programs in one folder would mix their states and counts; and the logs, which are
         # opened first, must not be links to other files
         with locked(workdir, tell):
-            (client if command == "client" else server)(plan, workdir)
+            try:
+                (client if command == "client" else server)(plan, workdir)
+            except Interrupted as stop:
+                end_interrupted(stop, workdir)
     except DeploymentEnded as error:
         fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:

@@ -185,7 +185,7 @@ class Mailbox(ObjectStore):
                 return None
             if object_id == exchange.reply_id:
                 return self._replies.get(object_id, b"")
-        # Serialised only now: the requests of a round share the arrays of one model
+        # Serialised only now: the requests of a round share their equal arrays, see `replies`
         return to_bytes(exchange.request)
 
     def delete(self, object_id: str) -> None:

@@ -131,10 +131,10 @@ def _requests(
     server: Server, state: SimulationState, kind: str, ids: list[int]
 ) -> tuple[dict[int, Envelope], dict[int, WireCost]]:
     """Makes the requests to clients, and counts the bytes of their downlinks."""
-    requests, costs = {}, {}
+    requests, costs, shared = {}, {}, {}
     for client in ids:
-        info, send = _info(server, state, client), server.send[server.bucket_of(client).name]
-        downlink = fetch(send(state.server, jnp.int32(state.round), info))
+        info, name = _info(server, state, client), server.bucket_of(client).name
+        downlink = fetch(server.send[name](state.server, jnp.int32(state.round), info))
         costs[client] = _cost(downlink)
         oldest = 0
         if len(server.saved) == server.saved.maxlen:
@@ -147,8 +147,24 @@ def _requests(
             "oldest": oldest,
             "last_round": int(state.last_round[client]),
         }
-        requests[client] = Envelope(header, pack(downlink))
+        shared[name] = _sharing(pack(downlink), shared.get(name, {}))
+        requests[client] = Envelope(header, shared[name])
     return requests, costs
+
+
+def _sharing(
+    arrays: dict[str, np.ndarray], earlier: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns arrays, with the earlier one in place of an equal one.
+
+    The requests of a round wait in memory together, and most methods send all clients one model.
+    """
+    kept = {}
+    for name, array in arrays.items():
+        # by bytes, since -0.0 equals 0.0
+        is_same = name in earlier and earlier[name].tobytes() == array.tobytes()
+        kept[name] = earlier[name] if is_same else array
+    return kept
 
 
 def _valid_replies(

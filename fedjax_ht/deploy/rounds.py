@@ -46,7 +46,10 @@ from fedjax_ht.lab.files import atomic_open
 from fedjax_ht.lab.report.bad_clients import Notes, why_silent
 from fedjax_ht.lab.report.results import run_results
 from fedjax_ht.lab.runs.folder import remember_fields
+from fedjax_ht.lab.runs.identity import check_rounds
 from fedjax_ht.lab.runs.method import ending_of, evaluated_clients
+from fedjax_ht.lab.runs.play import stop_if_signalled
+from fedjax_ht.lab.runs.signals import Interrupted, catch_signals
 from fedjax_ht.simulation import serving
 from fedjax_ht.simulation.divergence import Divergence
 from fedjax_ht.simulation.profile import Profile
@@ -98,7 +101,9 @@ def serve(plan: Plan, workdir: Path, transport: Transport) -> list[Row]:
 
     Raises:
       ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
-      DeploymentEnded: no client takes part any more, or nothing arrives; summary.md is not written.
+      DeploymentEnded: no client takes part any more, or nothing arrives. Finished rounds are saved,
+        but summary.md is not written.
+      Interrupted: the same after a signal, once the round in progress has ended.
     """
     config, keep = plan.config, plan.config.checkpoint.keep
     every = min(config.checkpoint.every, config.rounds)
@@ -108,32 +113,52 @@ def serve(plan: Plan, workdir: Path, transport: Transport) -> list[Row]:
             f"states, but a client keeps fewer than {MAX_STATES}; lower checkpoint.every"
         )
     remember_fields(plan.fields, workdir)
+    check_rounds(plan.label, workdir, config.rounds)
     name = run_name(workdir)
     made = make_server(plan, transport, name, folder=workdir, keep=keep)
-    rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
-    checkpointer = Checkpointer(workdir / "checkpoints", rounds, keep)
-    state, history = checkpointer.restore(transport.tell) or (None, [])
-    if state is not None and history:
-        transport.tell(f"{plan.label}: continues after round {state.round}")
-    divergence = Divergence(made.federation.num_classes, history)
-    saved = -1 if state is None else int(state.round)
-    records = _Records(made, checkpointer, workdir, divergence, saved)
-    (state,), (history,) = run_each(
-        [rounds],
-        config.rounds,
-        [state],
-        histories=[history],
-        eval_every=config.evaluate.every,
-        progress_fn=records.show,
-        after_round=lambda states, runs: records.after_round(states[0], runs[0]),
-        only=evaluated_clients(config),
-        ending=ending_of(config),
-    )
-    records.finish(state, history)
+    with catch_signals() as caught:
+        history = _play_rounds(made._replace(caught=caught), workdir, keep)
     if config.give_up and (silence := why_silent(plan.label, [history], config.give_up)):
         raise DeploymentEnded(silence)
     with atomic_open(workdir / "summary.md") as file:
         file.write(run_results({plan.label: [history]}).markdown() + "\n")
+    return history
+
+
+def _play_rounds(server: Server, workdir: Path, keep: int) -> list[Row]:
+    """Runs the rounds that are left, and saves the last one however they end."""
+    plan, transport, config = server.plan, server.transport, server.plan.config
+    rounds: Any = as_rounds(server)  # lacks functions that read clients' states: none is here
+    checkpointer = Checkpointer(workdir / "checkpoints", rounds, keep)
+    state, history = checkpointer.restore(transport.tell) or (None, [])
+    if state is not None and history:
+        transport.tell(f"{plan.label}: continues after round {state.round}")
+    divergence = Divergence(server.federation.num_classes, history)
+    saved = -1 if state is None else int(state.round)
+    records = _Records(server, checkpointer, workdir, divergence, saved)
+    last = []  # the newest state, and the rows up to it
+
+    def after_round(states: list[SimulationState], histories: list[list[Row]]) -> None:
+        last[:] = states[0], histories[0]
+        records.after_round(*last)
+
+    try:
+        (state,), (history,) = run_each(
+            [rounds],
+            config.rounds,
+            [state],
+            histories=[history],
+            eval_every=config.evaluate.every,
+            progress_fn=records.show,
+            after_round=after_round,
+            only=evaluated_clients(config),
+            ending=ending_of(config),
+        )
+    except (DeploymentEnded, Interrupted):
+        if last:
+            records.finish(*last)
+        raise
+    records.finish(state, history)
     return history
 
 
@@ -171,8 +196,8 @@ class _Records:
         for line in self.divergence.notes(row):
             self.server.transport.tell(f"round {row['round']}: {line}")
 
-    def after_round(self, state: SimulationState, history: list[Row]) -> bool:
-        """Reports a round and writes the files that are due, see `run_each`."""
+    def after_round(self, state: SimulationState, history: list[Row]) -> None:
+        """Reports a round and writes the files that are due."""
         config, row = self.server.plan.config, history[-1]
         self.server.transport.tell(_round_line(row, config.rounds))
         for line in self.notes.of(self.server.plan.label, row):
@@ -180,7 +205,6 @@ class _Records:
         self.server.transport.audit("round", **{name: row[name] for name in AUDITED if name in row})
         self.is_due |= state.round % config.checkpoint.every == 0
         self._written(state, history)
-        return False
 
     def finish(self, state: SimulationState, history: list[Row]) -> None:
         """Saves the last state, also of a run that ended before its last round."""
@@ -262,6 +286,7 @@ def play(
     Raises:
       DeploymentEnded: no client has taken part for `give_up` tries, or none could be reached for
         `Transport.patience` seconds.
+      Interrupted: a signal was caught before the round began.
     """
     drawn, replies = _play_until_replies(server, state)
     secret, epsilon = draw(server.noise)  # from here on the step counts, whatever its outcome
@@ -341,12 +366,14 @@ def _play_until_replies(
 
 def _await_clients(server: Server, state: SimulationState) -> ClientHeaders:
     """Waits for a client if none can be reached; returns the reachable clients."""
+    stop_if_signalled(server.caught)
     headers = reachable_clients(server)
     if not headers:
         problem = f"round {state.round + 1}: no client can be reached"
         server.transport.tell(f"{problem}; waiting {server.transport.patience:g} s at most")
         end = time.monotonic() + server.transport.patience
-        while not (headers := reachable_clients(server, 1)):
+        while not (headers := reachable_clients(server)):
+            stop_if_signalled(server.caught)
             if time.monotonic() >= end:
                 raise DeploymentEnded(f"{problem} in {server.transport.patience:g} s. {CONTINUES}")
             time.sleep(PAUSE_SECONDS)
@@ -384,13 +411,12 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
     return evaluation(server.counts["train"], blocks, None)
 
 
-def reachable_clients(server: Server, min_clients: int = 0) -> ClientHeaders:
+def reachable_clients(server: Server) -> ClientHeaders:
     """Returns the reachable clients whose samples are the same as when the run began.
 
-    Their number, shape, classes and columns are compared. Waits for `min_clients` of them, see
-    `Transport.meet`.
+    Their number, shape, classes and columns are compared.
     """
-    headers = contact_clients(server.plan, server.transport, min_clients)
+    headers = contact_clients(server.plan, server.transport, 0)
     unchanged = {}
     for client, header in headers.items():
         before = server.headers[client]

@@ -200,6 +200,7 @@ class Server(NamedTuple):
       ledger: file about what was sent under noise, see `noise.read_ledger`.
       saved: `last_round` of each kept checkpoint, int32 [num_clients].
       transport: the functions that carry messages to clients.
+      caught: numbers of the signals that have arrived; after one, no round begins.
     """
 
     plan: Plan
@@ -221,6 +222,7 @@ class Server(NamedTuple):
     ledger: Path
     saved: deque
     transport: Transport
+    caught: Sequence[int] = ()
 
     def bucket_of(self, client: int) -> Bucket:
         """Returns the bucket of a client."""

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import signal
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,9 +19,11 @@ from fedjax_ht.deploy.client import answer
 from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.messages import Envelope, pack
 from fedjax_ht.deploy.plan import DeploymentEnded, description, difference, make_plan
+from fedjax_ht.deploy.replies import _sharing
 from fedjax_ht.deploy.server import hello
 from fedjax_ht.lab.checkpoints.checkpoint import Checkpointer
 from fedjax_ht.lab.checkpoints.writers import read_runs
+from fedjax_ht.lab.runs.signals import Interrupted
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import (
     assert_same_rows,
@@ -302,6 +305,76 @@ def deserted(sites, lines, kinds, phrase, times):
         return has_begun and request.header["kind"] in kinds and count < times
 
     return transport(sites, lost, tell=lines.append)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["in a round", "without clients"])
+def test_a_signal_lets_the_round_end_and_saves_it(
+    federation, simulated, tmp_path, monkeypatch, waits
+):
+    """Also while the server waits for clients; the same command then continues."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
+    _, _, sites = federation
+    config, lines, asked = small_config(), [], []
+    config.checkpoint.every = 2
+
+    def signalled(client, request):
+        """Loses no message, but, if the server is to wait, greetings after the first round."""
+        is_greeting = request.header["kind"] == "hello"
+        has_begun = any(line.startswith("round 1 of 2") for line in lines)
+        is_due = is_greeting and has_begun if waits else request.header["kind"] == "train"
+        if is_due and not asked:
+            asked.append(client)
+            signal.raise_signal(signal.SIGTERM)
+        return waits and is_greeting and has_begun
+
+    def at_once(number, frame):
+        raise RuntimeError("the signal ended the server at once")
+
+    before = signal.signal(signal.SIGTERM, at_once)
+    try:
+        waiting = transport(sites, signalled)._replace(tell=lines.append, patience=30.0)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            serve(make_plan(config), tmp_path, waiting)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["1"]
+    assert not (tmp_path / "summary.md").exists()
+    rows = serve(make_plan(config), tmp_path, transport(sites)._replace(tell=lines.append))
+    assert "fedproto: continues after round 1" in lines
+    assert_same_rows(simulated, rows)
+
+
+def test_requests_of_a_round_share_the_arrays_of_one_model(served):
+    """One copy of an architecture's model is in memory, not one for each client."""
+    asked = {}
+
+    def lost(client, request):
+        if request.header["kind"] == "train" and request.header["round"] == 1:
+            asked[client] = request.arrays
+        return False
+
+    served(lost)
+    addresses = {}
+    for arrays in asked.values():
+        for name, array in arrays.items():
+            addresses.setdefault(name, set()).add(array.__array_interface__["data"][0])
+    assert len(asked) == 4 and [len(places) for places in addresses.values()] == [2] * len(
+        addresses
+    )
+    zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+    shared = _sharing({"a": -zero, "b": one.copy(), "c": one}, {"a": zero, "b": one})
+    assert np.signbit(shared["a"]).all() and shared["b"] is one and shared["c"] is one
+
+
+def test_a_run_does_not_go_back(served, federation, tmp_path):
+    """Its summary would show the later rounds."""
+    _, _, sites = federation
+    served()
+    config = small_config(rounds=1)
+    message = r"fedproto has 2 rounds in .*, but rounds is 1; a run cannot go back: set rounds to 2"
+    with pytest.raises(ValueError, match=message) as error:
+        serve(make_plan(config), tmp_path, transport(sites))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

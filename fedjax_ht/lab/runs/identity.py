@@ -309,6 +309,20 @@ def run_folder(
     return Folder(path, to_json(config) | {"entries": list((before | now).values())}, about)
 
 
+def check_rounds(label: str, folder: Path, rounds: int) -> None:
+    """Rejects a folder with more rounds than the config: its table would show the later ones.
+
+    Raises:
+      ValueError: it has more. One line.
+    """
+    saved = max(sealed.numbers(folder / "checkpoints"), default=0)
+    if saved > rounds:
+        raise ValueError(
+            f"{label} has {saved} rounds in {folder}, but rounds is {rounds}; a run "
+            f"cannot go back: set rounds to {saved} or more, or choose another --workdir"
+        )
+
+
 def begin(
     experiment: Plan, workdir: Path, notes: Mapping[str, Any], *, writes: bool
 ) -> dict[str, Identity]:
@@ -329,12 +343,7 @@ def begin(
     for label, identity in identities.items():
         folder = workdir / folder_of(label)
         check_identity(label, folder, identity)
-        saved = max(sealed.numbers(folder / "checkpoints"), default=0)
-        if saved > config.rounds:
-            raise ValueError(
-                f"{label} has {saved} rounds in {folder}, but rounds is {config.rounds}; a run "
-                f"cannot go back: set rounds to {saved} or more, or choose another --workdir"
-            )
+        check_rounds(label, folder, config.rounds)
     if not writes:
         return identities
     # Before config.json, which implies that the folder's entries have identities. In the other

@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from absl import flags
 from tqdm import tqdm
@@ -124,6 +125,15 @@ def execute(
         )
 
 
+def end_interrupted(stop: Interrupted, workdir: Path) -> NoReturn:
+    """Ends the program of a run that a signal stopped, with exit code 128 + the signal's number."""
+    print(
+        f"{stop}; finished work is saved in {workdir}. The same command continues from there.",
+        file=sys.stderr,
+    )
+    sys.exit(128 + stop.signal)
+
+
 @contextlib.contextmanager
 def orderly(workdir: Path) -> Iterator[Tasks | None]:
     """Caches programs, joins a run's processes, and turns errors into one line and an exit code.
@@ -136,11 +146,7 @@ def orderly(workdir: Path) -> Iterator[Tasks | None]:
         with _cluster() as tasks:
             yield tasks
     except Interrupted as stop:
-        print(
-            f"{stop}; finished work is saved in {workdir}. The same command continues from there.",
-            file=sys.stderr,
-        )
-        sys.exit(128 + stop.signal)
+        end_interrupted(stop, workdir)
     except CoordinatorTimeout as error:
         fail(error, at_once=True)
     except (Unwritable, GaveUp) as error:
