@@ -46,13 +46,21 @@ from fedjax_ht.deploy.messages import (
     printable,
     unpack,
 )
-from fedjax_ht.deploy.noise import LEDGER_FILE, Noise, draw, training_noise, update_noise
+from fedjax_ht.deploy.noise import (
+    LEDGER_FILE,
+    Noise,
+    draw,
+    has_states,
+    training_noise,
+    update_noise,
+)
 from fedjax_ht.deploy.plan import Plan, description, difference, make_models, task_as_json
 from fedjax_ht.deploy.samples import public_split, require_classes, require_one_scale
 from fedjax_ht.deploy.secure_sums import SHARE_BYTES, sum_groups, uplink_vector
 from fedjax_ht.lab.checkpoints import sealed
 from fedjax_ht.lab.checkpoints.segments import load_tree, save_tree
 from fedjax_ht.lab.runs.federation import Task
+from fedjax_ht.lab.runs.folder import read_json, write_json
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.program import evaluation_batch
 
@@ -235,6 +243,8 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
 MAX_STATES = 1000
 """Most states that a client keeps, over all runs. In one run, a server may go back by about
 `config.checkpoint.every` times `config.checkpoint.keep` of them."""
+CLIENT_FILE = "client.json"
+"""File beside the states with the id of their client."""
 
 
 class RoundRequest(NamedTuple):
@@ -437,6 +447,26 @@ def _load_or_init(client: Client, round_request: RoundRequest) -> PyTree:
     if round_request.state_before == 0:
         return first
     return load_state(client.folder / round_request.run, round_request.state_before, first)
+
+
+def bind_to_client(folder: Path, client_id: int) -> None:
+    """Writes whose states a folder has, and rejects another client's.
+
+    Args:
+      folder: holds a folder for each of the client's runs.
+      client_id: number of the client.
+
+    Raises:
+      ValueError, OSError: another client has states there, or the file is unreadable. One line.
+    """
+    path = folder / CLIENT_FILE
+    owner = read_json(path).get("client_id") if path.exists() else client_id
+    if owner != client_id and has_states(folder):
+        raise ValueError(
+            f"{folder} has states of client {printable(str(owner))}, but --client_id is "
+            f"{client_id}; give each client its own --workdir"
+        )
+    write_json(path, {"client_id": client_id})
 
 
 def check_room(folder: Path) -> None:

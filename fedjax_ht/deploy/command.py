@@ -13,9 +13,10 @@ step. Only its own user can read what a side writes.
 
 import functools
 import ipaddress
+import itertools
 import math
 import os
-import signal
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedjax_ht.check.packages import require
 from fedjax_ht.core.compiling import enable_compilation_cache
 from fedjax_ht.data.standardise import completed
 from fedjax_ht.deploy.audit import lifetime, open_audit
-from fedjax_ht.deploy.client import answer, make_client, request_bytes
+from fedjax_ht.deploy.client import answer, bind_to_client, make_client, request_bytes
 from fedjax_ht.deploy.plan import DeploymentEnded, Plan, make_plan
 from fedjax_ht.deploy.rounds import serve
 from fedjax_ht.deploy.samples import read_samples, write_split
@@ -65,7 +66,11 @@ _PATIENCE = flags.DEFINE_float(
     300.0,
     "Seconds a server waits for clients, and a client retries a server that refuses it.",
 )
+flags.register_validator(_PATIENCE, lambda x: x >= 0, "it must be 0 or more seconds")
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "server: seconds that clients have to answer.")
+flags.register_validator(
+    _TIMEOUT, lambda x: 0 < x < math.inf, "it must be a number of seconds above 0"
+)
 _SUMS = flags.DEFINE_bool(
     "secure_sums", False, "server, client: uplinks are masked, so the server only sees their sum."
 )
@@ -91,7 +96,35 @@ _CLIENT_CA = flags.DEFINE_string(
 )
 _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS; only to try it out on one machine.")
 
-COMMANDS = ("split", "keys", "server", "client")
+COMMANDS = {
+    "split": (),
+    "keys": ("client_id", "superlink"),
+    "server": (
+        "certificates",
+        "keys",
+        "host",
+        "port",
+        "patience",
+        "timeout",
+        "secure_sums",
+        "sum_range",
+        "most_samples",
+        "client_ca",
+        "insecure",
+    ),
+    "client": (
+        "client_id",
+        "data",
+        "superlink",
+        "certificates",
+        "key",
+        "patience",
+        "secure_sums",
+        "most_epsilon",
+        "insecure",
+    ),
+}
+"""Command -> the flags above that it reads, besides --workdir."""
 OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
 
 tell = functools.partial(print, flush=True)
@@ -128,6 +161,7 @@ def client(plan: Plan, workdir: Path) -> None:
     from fedjax_ht.deploy.keys import bind_to_server, check_private, read_private_key
 
     client_id, samples, superlink = _values(_CLIENT, _DATA, _SUPERLINK)
+    bind_to_client(workdir / "states", client_id)
     _check_superlink(superlink)
     certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
     key, identity = None, None
@@ -188,8 +222,6 @@ def server(plan: Plan, workdir: Path) -> None:
     if _RANGE.value != _RANGE.default and not _SUMS.value:
         raise ValueError("--sum_range bounds the numbers of a sum; add --secure_sums")
     certificate = _certificate("server.pem", _HOST.value)
-    if math.isfinite(_EPSILON.value):
-        raise ValueError("--most_epsilon is a limit of clients; a server has none")
     public, files = None, None
     client_ca = None if _CLIENT_CA.value is None else _existing(Path(_CLIENT_CA.value))
     if client_ca is not None and certificate is None:
@@ -229,6 +261,18 @@ def check_keys(public: Mapping[int, Any], num_clients: int, folder: Path, has_be
         tell(f"{problem}: they cannot take part")
 
 
+def check_flags(command: str) -> None:
+    """Rejects flags that a command does not read.
+
+    Raises:
+      ValueError: one of them is given. One line.
+    """
+    for name in sorted({*itertools.chain(*COMMANDS.values())} - {*COMMANDS[command]}):
+        if flags.FLAGS[name].present:
+            readers = " and ".join(other for other, own in COMMANDS.items() if name in own)
+            raise ValueError(f"--{name} is a flag of {readers}, not of {command}; remove it")
+
+
 def _values(*needed: flags.FlagHolder) -> list[Any]:
     """Returns the values of flags that a command requires."""
     for flag in needed:
@@ -238,9 +282,17 @@ def _values(*needed: flags.FlagHolder) -> list[Any]:
 
 
 def _check_superlink(superlink: str) -> None:
+    import httpx
+
     host, _, port = superlink.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
-    if not host or not is_port or (":" in host and not host.startswith("[")):
+    # what httpx refuses would end the client when it connects
+    is_host = re.fullmatch(r"\[[^][\s/?#@]+\]|[^][\s/?#@:]+", host) is not None
+    try:
+        httpx.URL(f"https://{superlink}")
+    except httpx.InvalidURL:
+        is_host = False
+    if not (is_host and is_port):
         raise ValueError(
             f"--superlink is {superlink!r}; it must be HOST:PORT, such as fl.example.org:8000 or "
             "[::1]:8000"
@@ -297,6 +349,7 @@ def main(arguments: Sequence[str]) -> None:
         command = arguments[1] if len(arguments) == 2 else ""
         if command not in COMMANDS:
             raise ValueError(f"give one of {', '.join(COMMANDS)}; see fedjax-ht deploy --help")
+        check_flags(command)
         if not _WORKDIR.value:
             raise ValueError(
                 f"--workdir is missing; for example fedjax-ht deploy {command} "

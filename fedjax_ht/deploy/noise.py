@@ -216,7 +216,7 @@ def read_ledger(path: Path) -> dict[str, Any]:
       ValueError, OSError: the file is not a ledger, or is missing beside states. One line.
     """
     if not path.exists():
-        if _has_states(path.parent):
+        if has_states(path.parent):
             raise ValueError(
                 f"{path} is missing, but {path.parent} has states, whose rounds it may have "
                 "counted, so epsilon is unknown; restore it, or start in another --workdir"
@@ -238,7 +238,7 @@ def _may_be_told(x: Any) -> bool:
     return 0 <= x <= MAX_AMOUNT and (isinstance(x, float) or x < MOST_COUNTED)
 
 
-def _has_states(folder: Path) -> bool:
+def has_states(folder: Path) -> bool:
     """Returns whether a side's folder has a client's states or a server's checkpoints."""
     parents = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
     return any(sealed.numbers(parent) for parent in parents)

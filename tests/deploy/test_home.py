@@ -1,11 +1,14 @@
 """A client's own files: its samples, its states, and its folder."""
 
 import importlib.util
+import json
 import os
 import re
+import signal
 import stat
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,7 +17,7 @@ from absl.flags import FlagHolder
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import command
-from fedjax_ht.deploy.client import delete_states, load_state, save_state
+from fedjax_ht.deploy.client import bind_to_client, delete_states, load_state, save_state
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.samples import read_samples, write_samples
 from fedjax_ht.deploy.server import run_name
@@ -117,17 +120,29 @@ WRONG_FLAGS = {
     "far": ("client", OPEN | {"superlink": "fl.org:1"}, "--insecure is only for this machine"),
     "certificates": ("client", {}, "give --certificates, or --insecure to try it out on one"),
     "address": ("client", {"superlink": "::1:8000"}, "--superlink is '::1:8000'; it must be HOST:"),
+    "bracket": ("client", {"superlink": "[::1:80"}, "--superlink is '[::1:80'; it must be HOST:"),
+    "lines": ("client", {"superlink": "a\nb:80"}, "--superlink is 'a\\nb:80'; it must be HOST:"),
+    "path": ("client", {"superlink": "a/b:80"}, "--superlink is 'a/b:80'; it must be HOST:"),
     "fields": (
         "client",
         OPEN | {"data": "csv:x.csv"},
         "dataset.label is 'y', which a client does not read by; write its samples with",
     ),
-    "epsilon": ("server", OPEN | {"most_epsilon": 1.0}, "--most_epsilon is a limit of clients"),
     "range": ("server", OPEN | {"sum_range": 4.0}, "--sum_range bounds the numbers of a sum"),
     "both": ("server", OPEN | {"certificates": "x"}, "--certificates and --insecure exclude"),
     "open": ("server", OPEN | {"host": "0.0.0.0"}, "--insecure is only for this machine"),
     "keys": ("server", OPEN | {"keys": "keys"}, "keys has no keys; put the clients' public"),
 }
+
+
+def give_flags(monkeypatch, given):
+    """Sets flags of the command, with those of a client by default."""
+    given = {"client_id": 0, "data": "npz:none.npz", "superlink": "127.0.0.1:1"} | given
+    for name, flag in list(vars(command).items()):
+        if isinstance(flag, FlagHolder):
+            value = given.get(flag.name, flag.default)
+            changed = SimpleNamespace(name=flag.name, default=flag.default, value=value)
+            monkeypatch.setattr(command, name, changed)
 
 
 @pytest.mark.parametrize("kind", WRONG_FLAGS)
@@ -136,17 +151,96 @@ def test_wrong_flags_are_refused(monkeypatch, tmp_path, kind):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").mkdir()
     side, given, line = WRONG_FLAGS[kind]
-    given = {"client_id": 0, "data": "npz:none.npz", "superlink": "127.0.0.1:1"} | given
-    for name, flag in list(vars(command).items()):
-        if isinstance(flag, FlagHolder):
-            value = given.get(flag.name, flag.default)
-            changed = SimpleNamespace(name=flag.name, default=flag.default, value=value)
-            monkeypatch.setattr(command, name, changed)
+    give_flags(monkeypatch, given)
     config = small_config("local")
     config.dataset.label = "y"  # which npz files need not be read by
     with pytest.raises((ValueError, OSError), match=re.escape(line)) as error:
         getattr(command, side)(make_plan(config), tmp_path / "run")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("side", "flag", "readers"),
+    [
+        ("server", "most_epsilon", "client"),
+        ("server", "key", "client"),
+        ("client", "keys", "server"),
+        ("client", "timeout", "server"),
+        ("client", "host", "server"),
+        ("keys", "insecure", "server and client"),
+        ("split", "client_id", "keys and client"),
+    ],
+)
+def test_a_flag_of_another_command_is_refused(monkeypatch, side, flag, readers):
+    monkeypatch.setattr(command.flags.FLAGS[flag], "present", 1)
+    message = f"--{flag} is a flag of {readers}, not of {side}; remove it"
+    with pytest.raises(SystemExit) as ended, mock.patch.object(command, "fail") as fail:
+        fail.side_effect = SystemExit(2)
+        command.main(["deploy", side])
+    assert str(fail.call_args.args[0]) == message and ended.value.code == 2
+
+
+@pytest.mark.parametrize("flag", ["--timeout=0", "--timeout=-1", "--timeout=nan", "--patience=nan"])
+def test_times_are_numbers_of_seconds(deploy, tmp_path, flag):
+    done = deploy(tmp_path, "server", flag)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    name, _, value = flag.partition("=")
+    assert done.stderr.startswith(f"error: flag {name}={float(value)}: it must be "), done.stderr
+
+
+def test_a_signal_ends_a_client_with_its_exit_code(monkeypatch, tmp_path, capsys):
+    """And its log says so."""
+    pytest.importorskip("flwr")
+    from fedjax_ht.deploy import flower, node
+
+    def run_node(*_, stop, **__):
+        assert not stop()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop()
+
+    give_flags(monkeypatch, OPEN | {"workdir": str(tmp_path / "home")})
+    for variable in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED"):  # the command sets them
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr(command, "configured", lambda: (small_config("local"), None))
+    for name in ("use_all_cores", "enable_compilation_cache"):
+        monkeypatch.setattr(command, name, lambda: None)
+    samples = SimpleNamespace(lines=[]), ClientIndices([0], [], [])
+    for name, value in (("read_samples", samples), ("make_client", None), ("request_bytes", 0)):
+        monkeypatch.setattr(command, name, lambda *_, value=value, **__: value)
+    monkeypatch.setattr(command, "describe", lambda dataset: dataset)
+    monkeypatch.setattr(flower, "log_to", lambda path: None)
+    monkeypatch.setattr(node, "run_node", run_node)
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command.main(["deploy", "client"])
+    finally:
+        os.umask(before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; finished work is saved in" in capsys.readouterr().err
+    *_, last = (tmp_path / "home" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(last)["reason"] == "stopped by SIGTERM"
+
+
+def test_a_folder_of_states_is_one_clients(tmp_path):
+    """A copied command with another --client_id would load and overwrite its model."""
+    bind_to_client(tmp_path / "states", 3)
+    bind_to_client(tmp_path / "states", 0)  # nothing is there yet
+    save_state(tmp_path / "states" / "run", 1, {"params": jax.numpy.arange(3.0)})
+    bind_to_client(tmp_path / "states", 0)
+    message = r"states has states of client 0, but --client_id is 3; give each client its own"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            bind_to_client(tmp_path / "states", 3)
+
+
+def test_a_client_looks_whose_folder_it_is_before_anything_else(monkeypatch, tmp_path):
+    pytest.importorskip("flwr")
+    give_flags(monkeypatch, {"client_id": 3})
+    save_state(tmp_path / "states" / "run", 1, {"params": jax.numpy.arange(3.0)})
+    (tmp_path / "states" / "client.json").write_text('{"client_id": 0}')
+    with pytest.raises(ValueError, match="states of client 0, but --client_id is 3"):
+        command.client(make_plan(small_config("local")), tmp_path)
 
 
 def test_a_folder_is_one_clients_and_its_users(deploy, tmp_path):
