@@ -437,6 +437,9 @@ class Link:
     def online_nodes(self) -> dict[int, str]:
         """Returns {node id: time of its last connection} for the nodes that are online."""
         self.visits.flush()
+        return self._online()
+
+    def _online(self) -> dict[int, str]:
         nodes = self.state.get_node_info(statuses=[NodeStatus.ONLINE])
         return {node.node_id: node.last_activated_at for node in nodes}
 
@@ -446,12 +449,13 @@ class Link:
         """Sends requests to nodes; returns the replies that arrive in time.
 
         An unreadable reply becomes an error message. Each reply is taken as soon as it arrives,
-        whatever the other nodes do; offline nodes are not awaited. `max_bytes` limits the arrays of
-        each node's reply, to 0 where none are given.
+        whatever the other nodes do. A node that is offline, or has connected again since the start,
+        is not awaited: what it was asked is lost. `max_bytes` limits the arrays of each node's
+        reply, to 0 where none are given.
         """
         names: dict[int, str] = {}
         replies: dict[int, Envelope | str] = {}
-        begin = time.monotonic()
+        begin, connected = time.monotonic(), self._online()
         try:
             for node, request in requests.items():
                 size = message_bytes(max_bytes.get(node, 0))
@@ -462,13 +466,14 @@ class Link:
                 self._note("request", node, request, size=payload)
             waiting = set(names)
             while waiting and time.monotonic() - begin < timeout:
-                online = self.state.get_nodes(self.run_id)
+                online = self._online()
                 for node in sorted(waiting):
                     data = self.mailbox.reply(node)
                     if data is not None:
                         replies[node] = _read(data, max_bytes.get(node, 0))
                         self._note("reply", node, requests[node], size=len(data))
-                    if data is not None or node not in online:
+                    is_gone = node not in online or online[node] != connected.get(node)
+                    if data is not None or is_gone:
                         waiting.remove(node)
                 if waiting:
                     time.sleep(POLL_SECONDS)

@@ -63,6 +63,8 @@ RESPONSE_SECONDS = 30.0
 """How long a server may be silent within a response."""
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
+LEAVE_SECONDS = 30.0
+"""How long a finished reply is announced to a server that cannot be reached."""
 HEARTBEAT_SECONDS = 15.0
 """The server considers a node gone if it is silent for twice as long."""
 REFUSALS = {
@@ -94,22 +96,39 @@ def leave_reply(fleet: FleetHttpClient, node: Node, metadata: Metadata, reply: b
     announced.CopyFrom(metadata)
     announced.message_id, announced.reply_to_message_id = name, metadata.message_id
     announced.src_node_id, announced.dst_node_id = node.node_id, SUPERLINK_NODE_ID
-    response = fleet.PushMessages(
+    session_id = _announce(
+        fleet,
         PushMessagesRequest(
             node=node,
             messages_list=[Message(metadata=announced, content=ProtoRecordDict())],
             message_object_trees=[ObjectTree(object_id=name)],
-        )
+        ),
     )
     fleet.PushObject(
         PushObjectRequest(
             node=node,
             run_id=metadata.run_id,
-            session_id=response.session_id,
+            session_id=session_id,
             object_id=name,
             object_content=reply,
         )
     )
+
+
+def _announce(fleet: FleetHttpClient, request: PushMessagesRequest) -> str:
+    """Announces a reply, and retries for a while: training may have taken long.
+
+    An announcement that did arrive is refused when it is repeated, like any second one. The upload
+    itself is not retried, since the server counts its bytes.
+    """
+    end = time.monotonic() + LEAVE_SECONDS
+    while True:
+        try:
+            return fleet.PushMessages(request).session_id
+        except httpx.TransportError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(POLL_SECONDS)
 
 
 class Bounded:

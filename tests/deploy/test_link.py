@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import timedelta
 
+import httpx
 import numpy as np
 import pytest
 
@@ -222,6 +223,42 @@ def test_a_reply_that_is_announced_and_never_sent_blocks_nobody(keys):
         assert replies[0].header["client"] == 0 and 1 not in replies and seconds < 2
         replies, _ = train(lambda: answered(raw))
         assert sorted(replies) == [0, 1]
+
+
+def test_a_node_that_connects_again_is_not_waited_for(keys):
+    """It was killed with a request, and started again between two looks at who is online."""
+
+    def begin_anew(raw):
+        raw.await_message()
+        raw.fleet.DeactivateNode(DeactivateNodeRequest(node_id=raw.node.node_id))
+        RawNode(raw.port, keys[1])
+
+    with beside_a_hostile_client(keys, 6.0) as (raw, train):
+        replies, seconds = train(lambda: begin_anew(raw))
+        assert sorted(replies) == [0] and seconds < 4
+        assert sorted(train(lambda: answered(raw))[0]) == [0, 1]
+
+
+def test_a_reply_outlives_a_connection_that_fails(keys, monkeypatch):
+    """Nothing is trained twice, and the client does not connect again."""
+    send, failures, kinds = node.Bounded.intercept, [], []
+
+    def failing(bounded, context, call_next):
+        if context.rpc_method.endswith("/PushMessages") and len(failures) < 3:
+            failures.append(context)
+            raise httpx.ConnectError("unreachable")
+        return send(bounded, context, call_next)
+
+    def answer(message):
+        kinds.append(message.header["kind"])
+        return client(0)(message)
+
+    monkeypatch.setattr(node.Bounded, "intercept", failing)
+    with listening(keys) as (link, port, _), attending(port, keys[0], answer) as lines:
+        wait_until(link.online_nodes)
+        (number,) = link.online_nodes()
+        assert link.exchange({number: HELLO}, {}, 10.0)[number].header["client"] == 0
+        assert kinds == ["hello"] and len(failures) == 3 and lines == []
 
 
 def test_an_answer_that_comes_too_late_is_not_waited_for_and_its_client_stays(keys):

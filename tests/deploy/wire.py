@@ -90,7 +90,7 @@ class RawNode:
     """A node by hand, which writes into its requests what it likes."""
 
     def __init__(self, port, key):
-        self.fleet = fleet(port, key)
+        self.port, self.fleet = port, fleet(port, key)
         self.public = public_key_to_bytes(key.public_key())
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
         self.node = Node(node_id=self.fleet.ActivateNode(request).node_id)
