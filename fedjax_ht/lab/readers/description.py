@@ -163,10 +163,11 @@ def _group_counts(dataset: Dataset, private: np.ndarray) -> dict[str, int]:
     if dataset.groups is None:
         return {}
     numbers, counts = np.unique(dataset.groups[private], return_counts=True)
-    names = dataset.reading.group_names if dataset.reading else ()
-    groups = {}
+    names = dict(enumerate(dataset.reading.group_names if dataset.reading else ()))
+    groups: dict[str, int] = {}
     for number, count in zip(numbers.tolist(), counts.tolist()):
-        groups[names[number] if number < len(names) else str(number)] = count
+        name = names.get(number, str(number))
+        groups[name] = groups.get(name, 0) + count
     return groups
 
 

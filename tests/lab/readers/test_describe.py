@@ -45,6 +45,20 @@ def test_all_that_a_reader_did_is_in_two_lines():
     assert Reading.from_json(reading.to_json()) == reading
 
 
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        ((), {"-1": 1, "0": 2, "1": 1}),
+        (("a", "a"), {"-1": 1, "a": 3}),
+        (("a",), {"-1": 1, "a": 2, "1": 1}),
+    ],
+)
+def test_groups_are_counted_by_name_and_else_by_number(names, counts):
+    groups, reading = np.array([-1, 0, 0, 1]), Reading(group_names=names)
+    dataset = fl.Dataset("d", np.ones((4, 3)), LABELS, ("a", "b"), groups=groups, reading=reading)
+    assert fl.describe(dataset).groups == counts
+
+
 def test_kinds_of_samples():
     def described(inputs, **fields):
         return fl.describe(fl.Dataset("d", inputs, LABELS, ("a", "b"), **fields))
