@@ -57,8 +57,8 @@ def windows_of(ids: Sequence[int], length: int) -> Windows:
 def read_next_token(place: Path, options: ReadOptions) -> Raw:
     """Reads a .txt file, or a folder of them.
 
-    In a folder, each file is a client and its samples a group; or, if every file is named train,
-    val or test, each is an official set. Tokens come from the tokenizer, without its special
+    In a folder, each file is a client and its samples a group, or an official set, see
+    `roles.owners_of`. Tokens come from the tokenizer, without its special
     tokens, or are words of the training texts. Classes are the tokens that follow some window, in
     the order of their ids.
 
@@ -96,7 +96,12 @@ def read_next_token(place: Path, options: ReadOptions) -> Raw:
         groups=owners.groups,
         vocabulary=len(pieces),
         used_tokenizer=True,
-        reading=Reading(group_names=owners.names, token_texts=pieces, left_out=left_out),
+        reading=Reading(
+            group_names=owners.names,
+            token_texts=pieces,
+            left_out=left_out,
+            warnings=owners.warnings,
+        ),
     )
 
 

@@ -283,11 +283,13 @@ class Owners(NamedTuple):
       groups: int32 [N], index of each row's file; None for one file, or sets.
       names: names of the files without extension; () for one file, or sets.
       official: name of a set -> indices of its rows.
+      warnings: messages on files that are clients but named like sets.
     """
 
     groups: np.ndarray | None
     names: tuple[str, ...]
     official: dict[str, np.ndarray]
+    warnings: tuple[str, ...] = ()
 
 
 def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[LeftOut, ...]]:
@@ -314,16 +316,50 @@ def files_of(place: Path, endings: Sequence[str]) -> tuple[list[Path], tuple[Lef
 def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
     """Finds the clients or sets that own the rows of files.
 
+    Files are sets if all are named train, val or test, or if their names differ in one word only,
+    and these words name different sets: adult_train and adult_test. Otherwise each is a client.
+
     Args:
       files: paths of the files, in order.
       counts: number of rows of each file.
 
     Raises:
-      ValueError: only some are called like sets (train, val or test).
+      ValueError: two files have the same name, or only some are called like sets (train, val or
+        test).
     """
     if len(files) == 1:
         return Owners(None, (), {})
-    names = tuple(printable(path.name.partition(".")[0]) for path in files)
+    names: dict[str, Path] = {}
+    for file in files:
+        # .csv.gz is one ending; all other dots belong to the name
+        name = file.stem if file.suffix.lower() == ".gz" else file.name
+        other = names.setdefault(printable(Path(name).stem), file)
+        if other is not file:
+            raise ValueError(
+                f"{other.name} and {file.name} have the same name without their endings; rename "
+                "one of them, or remove it if it is a copy"
+            )
+    sets = _sets_of_files(list(names))
+    if sets:
+        return Owners(None, (), one_after_another(zip(sets, counts)))
+    groups = np.repeat(np.arange(len(files), dtype=np.int32), counts)
+    alike = [name for name in names if any(map(set_of, _WORD_ENDS.split(name)))]
+    warning = (
+        f"every file is a client, also {listed(alike)}; for official sets, name the files train, "
+        "val and test"
+    )
+    return Owners(groups, tuple(names), {}, (warning,) if alike else ())
+
+
+_WORD_ENDS = re.compile("[ _.-]+")
+
+
+def _sets_of_files(names: Sequence[str]) -> list[str]:
+    """Returns the set of each file; [] if the files are clients, see `owners_of`.
+
+    Raises:
+      ValueError: only some are named like sets, or two mean the same set.
+    """
     alike = [name for name in names if set_of(name)]
     if alike and len(alike) < len(names):
         clients = [name for name in names if not set_of(name)]
@@ -331,8 +367,15 @@ def owners_of(files: Sequence[Path], counts: Sequence[int]) -> Owners:
             f"{listed(alike)} are named like sets, but {listed(clients)} are not; a folder has a "
             "file for each client, or one for each of the sets train, val and test"
         )
-    if not alike:
-        return Owners(np.repeat(np.arange(len(files), dtype=np.int32), counts), names, {})
-    sets = sets_of(names)
-    official = one_after_another((sets[name], count) for name, count in zip(names, counts))
-    return Owners(None, (), official)
+    if alike:
+        sets = sets_of(names)
+        return [sets[name] for name in names]
+    words = [_WORD_ENDS.split(name) for name in names]
+    if len(set(map(len, words))) > 1:
+        return []
+    different = [column for column in zip(*words) if len(set(column)) > 1]
+    if len(different) != 1:
+        return []
+    found = list(map(set_of, different[0]))
+    is_split = all(found) and "train" in found and len(set(found)) == len(found)
+    return found if is_split else []

@@ -144,7 +144,9 @@ def table_raw(
             group_names=group_names,
             left_out=table.left_out,
             converted=samples.converted,
-            warnings=tuple(filter(None, [roles.sentence, *samples.warnings])),
+            warnings=tuple(
+                filter(None, [roles.sentence, *table.owners.warnings, *samples.warnings])
+            ),
         ),
         targets=targets,
     )

@@ -55,12 +55,12 @@ def read_csv(place: Path, options: ReadOptions) -> Raw:
     """Reads a table of numbers.
 
     It is a .csv, .tsv or either with .gz, or a folder of them with the same columns. In a folder,
-    each file is a client whose rows are a group; or, if every file is named train, val or test,
-    each is an official set. GROUP is the column that identifies the owner of each row. Columns that
-    are not named are found by `roles.LABELS` and `roles.GROUPS`. All other columns are the samples,
-    stored as float32; models see them standardised by the training samples. Classes are named by
-    the sorted labels, by value if all are whole numbers without leading zeros. So are groups, which
-    keep their numbers if they have some.
+    each file is a client whose rows are a group, or an official set, see `roles.owners_of`. GROUP
+    is the column that identifies the owner of each row. Columns that are not named are found by
+    `roles.LABELS` and `roles.GROUPS`. All other columns are the samples, stored as float32; models
+    see them standardised by the training samples. Classes are named by the sorted labels, by value
+    if all are whole numbers without leading zeros. So are groups, which keep their numbers if they
+    have some.
 
     Raises:
       ValueError: a column does not exist, a value is missing, a column holds text, or a column

@@ -161,6 +161,47 @@ def test_files_that_are_sets(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "names",
+    ["data.train.csv data.test.csv", "a_train.csv a_test.csv", "train-0-of-1.csv test-0-of-1.csv"],
+)
+def test_files_that_differ_in_the_name_of_a_set_are_sets(tmp_path, caplog, names):
+    train, test = names.split()
+    write_table(tmp_path / train, "a,label", VALUES[:, 0], LABELS)
+    write_table(tmp_path / test, "a,label", VALUES[:9, 1], LABELS[:9])
+    dataset = load_dataset(f"csv:{tmp_path}:label")
+    assert dataset.groups is None and fl.describe(dataset).splits == {"train": 60, "test": 9}
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("names", "clients", "alike"),
+    [
+        ("site.1.csv site.2.CSV", "site.1 site.2", ""),
+        ("a-1.csv a_1.tsv.gz", "a-1 a_1", ""),
+        ("a_train.csv b_test.csv", "a_train b_test", "a_train, b_test"),
+        ("dev_team.csv sales_team.csv", "dev_team sales_team", "dev_team"),
+        ("x_train1.csv x_train2.csv", "x_train1 x_train2", "x_train1, x_train2"),
+    ],
+)
+def test_other_files_are_clients_with_their_whole_names(tmp_path, caplog, names, clients, alike):
+    for name in names.split():
+        write_table(tmp_path / "t.csv", "a,label", VALUES[:, 0], LABELS)
+        content = (tmp_path / "t.csv").read_bytes()
+        (tmp_path / "t.csv").unlink()
+        write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    dataset = load_dataset(f"csv:{tmp_path}:label")
+    assert fl.describe(dataset).groups == dict.fromkeys(clients.split(), 60)
+    line = f"every file is a client, also {alike}; for official sets, name the files train, val"
+    assert [line in message for message in caplog.messages] == [True] * bool(alike)
+
+
+def test_files_of_the_same_name_are_refused(tmp_path):
+    for name in ("a.csv", "a.tsv", "b.csv"):
+        write_table(tmp_path / name, "a,label", VALUES[:, 0], LABELS)
+    refused("a.csv and a.tsv have the same name without their endings", f"csv:{tmp_path}")
+
+
+@pytest.mark.parametrize(
     ("head", "reason"),
     [
         ("a,c,label", "u.csv has other columns than t.csv: only one of them has b, c; all files"),

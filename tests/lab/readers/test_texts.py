@@ -267,6 +267,14 @@ def test_a_folder_has_a_text_of_each_author(tmp_path, caplog):
     assert "have no samples" not in caplog.text
 
 
+def test_files_of_authors_keep_the_dots_of_their_names(tmp_path, caplog):
+    for name in ("j.doe", "j.test"):
+        write(tmp_path / "plays" / f"{name}.txt", "so be it")
+    dataset = load_dataset("next_token:plays", tmp_path)
+    assert fl.describe(dataset).groups == {"j.doe": 1, "j.test": 1}
+    assert "every file is a client, also j.test; for official sets" in caplog.text
+
+
 def test_files_are_sets_and_unknown_words_no_answers(tmp_path, caplog):
     write(tmp_path / "play" / "train.txt", "a b a c")
     write(tmp_path / "play" / "test.txt", "a b b a")
