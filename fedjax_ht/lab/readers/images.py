@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")
 _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+_BITS_PER_SAMPLE = 258  # TIFF tag
 
 
 class _Place(NamedTuple):
@@ -225,12 +226,31 @@ def _opened(
     try:
         with Image.open(io.BytesIO(content), formats=formats) as image:
             limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
+            if _is_deep(image):
+                raise ValueError("more than 8 bits a channel; store it with 8")
             image.load()
             return pixels(image)
     except Exception as error:  # Pillow raises nearly any type on a damaged file
         unknown = isinstance(error, Image.UnidentifiedImageError)
         reason = "no known image format" if unknown else error
         raise ValueError(f"{what} cannot be decoded ({reason})") from error
+
+
+def _is_deep(image: Any) -> bool:
+    """Returns whether a file has more than 8 bits a channel: Pillow would cut colours to 8.
+
+    Args:
+      image: an image that is not loaded yet, of any of Pillow's classes.
+    """
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,))) > 8
+    if image.format not in ("PNG", "PPM"):
+        return False
+    # layout: the mode of stored pixels, or for some PPM files (mode, largest value)
+    return any(
+        layout[-1] > 255 if isinstance(layout, tuple) else layout.endswith(";16B")
+        for *_, layout in image.tile
+    )
 
 
 def _upright(image: "Image.Image") -> "Image.Image":

@@ -132,9 +132,7 @@ def test_folders_of_no_images_or_several_sizes_are_refused(tmp_path):
     refused("2 sizes, from (4, 4) to (4, 5); set image_size", f"folder:{tmp_path}")
     assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
-    mode = Image.open(tmp_path / "a/3.png").mode  # I;16, or I in older Pillows
-    assert mode.startswith("I")
-    refused(f"a/3.png cannot be decoded (mode {mode},", f"folder:{tmp_path}")
+    refused("a/3.png cannot be decoded (more than 8 bits a channel;", f"folder:{tmp_path}")
 
 
 FILES = (

@@ -1,6 +1,7 @@
 """The names that `load_dataset` takes, the embedded set, and decoding of images."""
 
 import io
+import struct
 import zlib
 
 import numpy as np
@@ -83,6 +84,48 @@ def test_image_modes(mode, channels):
     for as_shown in (False, True):
         pixels = decode(mode, file.getvalue(), None, as_shown=as_shown)
         assert (pixels == np.full((5, 4, channels), 255)).all()
+
+
+def png_16(kind: int, channels: int) -> bytes:
+    """A PNG file of 4 x 4 pixels with 16 bits a channel; Pillow writes none of colours."""
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, kind, 0, 0, 0)),
+        (b"IDAT", zlib.compress(4 * bytes(1 + 4 * 2 * channels))),
+        (b"IEND", b""),
+    ]
+    chunks = (
+        struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x))
+        for name, x in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def tiff_16() -> bytes:
+    """A TIFF file of 4 x 4 pixels in RGB with 16 bits a channel: one of 8 x 4 with 8, relabelled."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(file, "TIFF")
+    width = struct.Struct("<HHII")
+    content = file.getvalue().replace(width.pack(256, 4, 1, 8), width.pack(256, 4, 1, 4))
+    return content.replace(struct.pack("<HHH", 8, 8, 8), struct.pack("<HHH", 16, 16, 16))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png_16(0, 1),
+        png_16(2, 3),
+        png_16(4, 2),
+        png_16(6, 4),
+        tiff_16(),
+        b"P6 4 4 1023\n" + bytes(96),
+        b"P3 4 4 65535\n" + b"0 " * 48,
+        b"P5 4 4 65535\n" + bytes(32),
+    ],
+    ids=["grey", "colour", "LA", "RGBA", "TIFF", "10 bits", "plain PPM", "PGM"],
+)
+def test_more_than_8_bits_a_channel_are_refused(content):
+    with pytest.raises(ValueError, match=r"x cannot be decoded \(more than 8 bits a channel; "):
+        decode("x", content, None)
 
 
 ORIENTATION = 0x0112
