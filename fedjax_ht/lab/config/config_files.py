@@ -85,7 +85,7 @@ class FieldParser(flags.ArgumentParser):
 
     def parse(self, argument: str) -> Any:
         value = self.read(argument)
-        if self.read is to_tuple:
+        if self.read in (to_tuple, to_strings):
             value = self.values = self.values + value
         if self.path == "entries":
             if value:  # entries run instead of the config's method
@@ -115,7 +115,8 @@ def define_field(config: Config, path: str, flag_values: flags.FlagValues) -> No
             known = method_options(config.method.name)
         kind = option_kind(known[field]) if field in known else object
     else:
-        kind = kind_of(hints_of(type(owner))[field])
+        hint = hints_of(type(owner))[field]
+        kind = hint if hint == tuple[str, ...] else kind_of(hint)
     # allow_override: a second --config defines the flags of its own fields
     flag = flags.Flag(
         FieldParser(config, path, READERS.get(kind, literal)),
@@ -138,6 +139,15 @@ def to_tuple(text: str) -> tuple:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+def to_strings(text: str) -> tuple[str, ...]:
+    """Reads a tuple of strings as `to_tuple` does; "3,007" are strings too, as they are written."""
+    values = to_tuple(text)
+    if all(isinstance(value, str) for value in values):
+        return values
+    words = split_words(text.strip("([ ])"))
+    return tuple(x if isinstance(x, str) else word for x, word in zip(values, words))
+
+
 def to_bool(text: str) -> bool:
     """Reads a boolean as other flags do: "true", "False", "1"."""
     try:
@@ -146,7 +156,12 @@ def to_bool(text: str) -> bool:
         raise ValueError("it must be True or False") from None
 
 
-READERS: dict[type, Callable[[str], Any]] = {bool: to_bool, str: str, tuple: to_tuple}
+READERS: dict[Any, Callable[[str], Any]] = {
+    bool: to_bool,
+    str: str,
+    tuple: to_tuple,
+    tuple[str, ...]: to_strings,
+}
 """Type of a field -> parser of its flag's text; others are Python literals, or else strings."""
 
 

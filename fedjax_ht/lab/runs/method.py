@@ -345,8 +345,8 @@ def steps_of(what: str, field: str, entries: Iterable, known: Mapping[str, Calla
 def _step(what: str, field: str, entry: Any, known: Mapping[str, Callable]) -> Any:
     if not isinstance(entry, tuple | list) or not entry:
         raise ValueError(
-            f"{field} has {entry!r}; it must be a name and its numbers, such as "
-            "gaussian_noise/0.05/0.2 or ('gaussian_noise', 0.05, 0.2)"
+            f"{field} has {entry!r}; it must be a name and its numbers, as "
+            f"--config.{field}=NAME/NUMBER, or ('NAME/NUMBER',) from Python"
         )
     name, *numbers = entry
     if name not in list(known):  # a list: `name` may be unhashable

@@ -14,6 +14,7 @@ from fedjax_ht.lab.config.config_files import (
     read_config_file,
     shipped,
     split_words,
+    to_strings,
     to_tuple,
 )
 from fedjax_ht.lab.config.entries import entries_of, presets_of
@@ -202,3 +203,29 @@ def test_a_bracket_or_a_quote_alone_is_refused(text):
 )
 def test_a_tuple_is_a_literal_or_words(text, value):
     assert to_tuple(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("('a', 'b,c')", ("a", "b,c")),
+        ("['a']", ("a",)),
+        ("a, b", ("a", "b")),
+        ("3,5", ("3", "5")),
+        ("(3, '5')", ("3", "5")),
+        ("[3]", ("3",)),
+        ("-1", ("-1",)),
+        ("007,1e3,True", ("007", "1e3", "True")),
+        ("1e3, None", ("1e3", "None")),
+        ("()", ()),
+        ("", ()),
+    ],
+)
+def test_strings_are_words_as_they_are_written(text, value):
+    assert to_strings(text) == value
+
+
+def test_columns_and_classes_may_have_numbers_as_names():
+    flags = "--config.dataset.features=-1", "--config.dataset.features=-2"
+    config = parsed("--config=quickstart", "--config.dataset.classes=3,5", *flags)
+    assert config.dataset.classes == ("3", "5") and config.dataset.features == ("-1", "-2")

@@ -45,7 +45,9 @@ BAD = {
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'?": {"entries": ("fedrolx+dfrd",)},
     "uplink: unknown transform 'gausian_noise'": {"uplink": (("gausian_noise", 0.1, 0.2),)},
-    "uplink has 0.05; it must be a name and its numbers": {"uplink": (0.05, 0.2)},
+    "uplink has 0.05; it must be a name and its numbers, as --config.uplink=NAME/NUMBER": {
+        "uplink": (0.05, 0.2)
+    },
     "uplink has ('gaussian_noise', 0.05): missing": {"uplink": (("gaussian_noise", 0.05),)},
     "downlink has ('gaussian_noise', 1, 1, ''": {"downlink": (("gaussian_noise", 1, 1, "", 4),)},
     "uplink: scale is 'a'; it must be a number": {"uplink": [["gaussian_noise", "a", 0.2]]},
