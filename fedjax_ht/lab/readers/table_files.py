@@ -8,6 +8,7 @@ import codecs
 import csv
 import io
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ _TEXT = Origin(
 _TEXTS = ("text", "texts", "title", "description", "sentence", "review", "content", "body")
 _TEXTS += ("message",)
 """Lower-case column names that mark a line as a header."""
+_WORD = re.compile(r"[^\W\d][\w.-]*")  # a word that may name a column
 
 
 def read_csv(place: Path, options: ReadOptions) -> Raw:
@@ -85,23 +87,30 @@ def _texts(table: Table, options: ReadOptions) -> Raw:
     limits.keep("the set", sum(table.counts), limits.TEXTS, "texts")
     raw = table_raw(table, options)
     if table.roles is not None:
-        _refuse_head(raw)
+        _refuse_head(raw, len(table.roles.features))
     return raw
 
 
-def _refuse_head(raw: Raw) -> None:
-    """Rejects a file whose first line is the only one of its class: it may be a header.
+def _refuse_head(raw: Raw, columns: int) -> None:
+    """Rejects a file whose first line is the only one of its class and may be a header.
+
+    Args:
+      raw: the samples, as texts.
+      columns: number of text columns.
 
     Raises:
-      ValueError: it is, and every other class has several.
+      ValueError: it is, and every other class has several samples, or each cell is one word.
     """
     counts = np.bincount(raw.labels, minlength=len(raw.class_names))
-    if len(raw.labels) < 4 or np.count_nonzero(counts == 1) != 1:
+    if len(raw.labels) < 4 or counts[raw.labels[0]] > 1:
         return
-    if counts[raw.labels[0]] == 1:
+    name = raw.class_names[raw.labels[0]]
+    cells = [name, *raw.inputs[0].split()]
+    are_words = len(cells) == 1 + columns and all(map(_WORD.fullmatch, cells))
+    if are_words or np.count_nonzero(counts == 1) == 1:
         raise ValueError(
-            f"class {raw.class_names[raw.labels[0]]!r} has one sample, in line 1, which looks like "
-            "a header; name the label column, as text:PATH:LABEL, or remove that line"
+            f"class {name!r} has one sample, in line 1, which looks like a header; name the label "
+            "column, as text:PATH:LABEL, or remove that line"
         )
 
 

@@ -90,6 +90,13 @@ def test_new_users_have_no_clients(tmp_path):
     assert load_dataset(*made(tmp_path, files, "some")).clients is None
 
 
+def test_a_user_may_have_no_samples(tmp_path):
+    name, root = made(tmp_path, FEMNIST | {"test": leaf(f0001_41=[], f0002_10=[(DARK, 1)])})
+    dataset = load_dataset(name, root)
+    assert [client.test.tolist() for client in dataset.clients] == [[], [3]]
+    assert dataset.groups.tolist() == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

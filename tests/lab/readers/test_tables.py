@@ -262,6 +262,8 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
     [
         ("", (TEXTS, LABELS), "column '1' has 60 classes in 60 rows"),
         ("kind,words", (LABELS, TEXTS), "class 'kind' has one sample, in line 1, which looks"),
+        ("a kind,its words", (LABELS, TEXTS), "class 'a kind' has one sample, in line 1, which"),
+        ("kind,Words", ([*LABELS[1:], "odd"], TEXTS), "class 'kind' has one sample, in line 1"),
         ("", (LABELS, range(ROWS), TEXTS), "column '2' has a different integer in every row"),
         ("text,target,class", (TEXTS, LABELS, LABELS), "may each be the label"),
         ("label,text", (LABELS, [*TEXTS[:3], " ", *TEXTS[4:]]), "line 5 has no text in text; fill"),
@@ -269,6 +271,12 @@ def test_texts_with_a_head_and_without(tmp_path, caplog, head):
 )
 def test_texts_whose_columns_are_something_else(tmp_path, head, columns, reason):
     refused(reason, write_texts(tmp_path / "t.csv", head, *columns))
+
+
+@pytest.mark.parametrize("first", ["rare,good wood", "7,wood"])
+def test_a_first_line_of_a_rare_class_is_a_sample(tmp_path, first):
+    dataset = load_dataset(write_texts(tmp_path / "t.csv", first, [*LABELS[1:], "odd"], TEXTS))
+    assert len(dataset.labels) == ROWS + 1
 
 
 def test_texts_of_several_files(tmp_path):
