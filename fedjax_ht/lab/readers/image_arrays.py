@@ -13,7 +13,7 @@ _DARK = 32  # a maximum below this suggests another scale than 0 to 255
 _CHUNK = 1 << 22  # values checked at once
 
 
-def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
+def guess(key: str, x: np.ndarray, remedy: str = "") -> tuple[bool, str]:
     """Guesses whether samples are images if their name does not tell.
 
         uint8, 3 or 4 axes, with the proportions of an image    images
@@ -28,6 +28,7 @@ def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
     Args:
       key: name of the array, for messages.
       x: samples [N, ...].
+      remedy: what to do in case of an error, if the array's name cannot be changed.
 
     Returns:
       Whether they are images, and a message about it; "" if there is no doubt.
@@ -37,21 +38,22 @@ def guess(key: str, x: np.ndarray) -> tuple[bool, str]:
     """
     form = f"{key} is {x.dtype} {x.shape}"
     if x.dtype.kind == "f":
-        return _guess_of_floats(form, x)
+        return _guess_of_floats(form, x, remedy)
     if x.dtype.kind == "b":
-        raise ValueError(
-            f"{form}; call it images if it is, where True becomes 255, or give "
-            "inputs=x.astype(np.float32)"
+        by_name = (
+            "call it images if it is, where True becomes 255, or give inputs=x.astype(np.float32)"
         )
+        raise ValueError(f"{form}; {remedy or by_name}")
     if x.dtype == np.uint8 and x.size and not _may_be_images(x.shape):
-        raise ValueError(
-            f"{form}, bytes without an image's proportions; call it images if they are images, or "
-            "inputs if not; rows of pixels need images.reshape(-1, H, W, C)"
+        by_name = (
+            "call it images if they are images, or inputs if not; rows of pixels need "
+            "images.reshape(-1, H, W, C)"
         )
+        raise ValueError(f"{form}, bytes without an image's proportions; {remedy or by_name}")
     return x.dtype == np.uint8 or x.ndim != 2, ""
 
 
-def _guess_of_floats(form: str, x: np.ndarray) -> tuple[bool, str]:
+def _guess_of_floats(form: str, x: np.ndarray, remedy: str) -> tuple[bool, str]:
     if not x.size or not _may_be_images(x.shape):
         return False, ""
     if _is_stepped(x):
@@ -60,10 +62,8 @@ def _guess_of_floats(form: str, x: np.ndarray) -> tuple[bool, str]:
     if x.ndim == 3:
         return False, ""
     if is_whole(x, 0, 255):
-        raise ValueError(
-            f"{form} of integers from {x.min():g} to {x.max():g}; give images as "
-            "x.astype(np.uint8), from 0 to 255, or call it inputs"
-        )
+        by_name = "give images as x.astype(np.uint8), from 0 to 255, or call it inputs"
+        raise ValueError(f"{form} of integers from {x.min():g} to {x.max():g}; {remedy or by_name}")
     return False, (
         f"{form}, kept as floats: its values are not those of 8-bit images. Call it images if it "
         "is, or inputs to silence this warning"
@@ -123,15 +123,17 @@ class Samples(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def image_or_stored(key: str, x: np.ndarray, is_image: bool | None = None) -> Samples:
-    """Returns an array as images or unchanged; None for `is_image` guesses.
+def image_or_stored(
+    key: str, x: np.ndarray, is_image: bool | None = None, remedy: str = ""
+) -> Samples:
+    """Returns an array as images or unchanged; None for `is_image` guesses, see `guess`.
 
     Raises:
       ValueError: the values fit neither. One line.
     """
     line = ""
     if is_image is None:
-        is_image, line = guess(key, x)
+        is_image, line = guess(key, x, remedy)
     warnings = (line,) if line else ()
     if not is_image:
         return Samples(as_stored(key, x), AsStored(), (), warnings)

@@ -34,6 +34,10 @@ from fedjax_ht.lab.readers.table import Table, arrow_column, table_raw
 from fedjax_ht.lab.safe.bounded import Origin, files_below, in_one_line, open_regular, read_whole
 from fedjax_ht.lab.safe.limits import TEXT_BYTES, numbered_classes
 
+_UNNAMED = (
+    "convert images to uint8 with 1 or 3 channels, and pass other samples as fl.Dataset(name, "
+    "x.astype(np.float32), labels, preprocess=fl.AsStored())"
+)
 _READ_AGAIN = 50  # PyTorch items that are read twice: a random transform may leave some unchanged
 
 
@@ -105,7 +109,7 @@ def from_torch(dataset: Any, class_names: Sequence[str] | None, groups: Any, nam
         names = numbered_classes(int(labels.max()) + 1)
     if x.ndim == 1:
         x = x[:, None]  # one number per sample
-    samples = image_or_stored("x", x)
+    samples = image_or_stored(f"{name}: x", x, remedy=_UNNAMED)
     inputs, converted = samples.inputs, samples.converted
     is_image = inputs.ndim == 4 and looks_like_image(inputs.shape[2:])
     if is_image and channels_first(inputs.shape):  # normalised or resized images

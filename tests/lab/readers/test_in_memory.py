@@ -218,6 +218,9 @@ TORCH = {
     "sample 0 differs when read again, as with a random transform": Jittered([0, 0]),
     "the label of sample 0 is [2], not one number": [(np.zeros(3), np.eye(2)[0])] * 2,
     "sample 0 is a str; it must be a tensor": [("text", 0)],
+    "torch: x is bool (2, 8, 8); convert images to uint8 with": [(np.ones((8, 8), bool), 0)] * 2,
+    "without an image's proportions; convert images to uint8": [(np.ones(9, np.uint8), 0)] * 2,
+    "of integers from 9 to 9; convert images to uint8 with 1": [(np.full((3, 8, 8), 9.0), 0)] * 2,
     "of 2 shapes, such as [3, 8, 8] and [3, 9, 8]": [(np.zeros((3, s, 8)), 0) for s in (8, 9)],
 }
 
@@ -256,6 +259,16 @@ HF = {
     "it has its own transform (set_transform)": transformed(),
     "row 5 has no image in column 'image'": hugging_face([*PICTURES[:5], None]),
 }
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.float32])
+def test_the_remedy_for_samples_of_torch_that_may_be_images(kind):
+    samples, labels = np.full((4, 3, 8, 8), 9).astype(kind), np.arange(4) % 2
+    images = [(x.astype(np.uint8), label) for x, label in zip(samples, labels)]
+    assert fl.Dataset.from_torch(images).inputs.shape == (4, 8, 8, 3)
+    x, preprocess = samples.astype(np.float32), fl.AsStored()
+    stored = fl.Dataset("torch", x, labels, preprocess=preprocess)
+    np.testing.assert_array_equal(stored.inputs, samples)
 
 
 @pytest.mark.parametrize("line", [*FAULTS, *NAMED, *TORCH, *HF])
