@@ -251,16 +251,17 @@ class Codes(NamedTuple):
 
 
 def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> Codes:
-    """Numbers the different values of a column, read as text.
+    """Numbers the different values of a column, read as text; bytes are UTF-8.
 
     Raises:
-      ValueError: a cell is missing, or there are more than `limits.CLASSES` different ones.
+      ValueError: a cell is missing or not UTF-8, or there are more than `limits.CLASSES` different
+        ones.
     """
     column = _plain(name, column)
     if pa.types.is_nested(column.type):
         raise ValueError(f"column {name!r} holds {column.type}; name one with one value per row")
     encoded = column.combine_chunks().dictionary_encode()
-    texts = [str(value).strip() for value in encoded.dictionary.to_pylist()]
+    texts = [_text(name, value).strip() for value in encoded.dictionary.to_pylist()]
     limits.keep("a column", len(texts), limits.CLASSES, "classes or groups")
     places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     gaps = [-1, *(i for i, text in enumerate(texts) if spelling(text).lower() in _NO_NAME)]
@@ -270,6 +271,23 @@ def codes_of(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) ->
     numbers: dict[str, int] = {}  # texts that differ only in outer white space are the same
     merged = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
     return Codes(merged[places], list(numbers))
+
+
+def _text(name: str, value: Any) -> str:
+    """Returns a cell of a column as text.
+
+    Raises:
+      ValueError: it is bytes that are not UTF-8. One line.
+    """
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"column {name!r} has bytes that are not UTF-8, {short(value)}; convert it to text or "
+            "integers"
+        ) from None
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

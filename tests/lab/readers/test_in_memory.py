@@ -448,6 +448,19 @@ def test_compressed_files_of_a_folder_are_not_decoded(tmp_path, kind):
     in_memory.refuse_foreign(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(4)])
+def test_bytes_of_a_parquet_are_names_in_utf_8(tmp_path, kind):
+    names = pa.array(["r\u00e9d".encode(), b"blue"] * 15, kind)
+    table = pa.table({"age": AGE, "label": names, "site": names.dictionary_encode()})
+    parquet.write_table(table, tmp_path / "own.parquet")
+    dataset = load_dataset("parquet:own.parquet:label:site", tmp_path)
+    assert dataset.class_names == dataset.reading.group_names == ("blue", "r\u00e9d")
+    table = table.set_column(1, "label", pa.array([b"\xffred", b"blue"] * 15, kind))
+    parquet.write_table(table, tmp_path / "own.parquet")
+    line = "column 'label' has bytes that are not UTF-8, b'\\xffred'; convert it to text"
+    refused(line, "parquet:own.parquet:label:site", tmp_path)
+
+
 def test_parquet_columns_of_one_name_are_refused(tmp_path):
     table = pa.Table.from_arrays([AGE, DOSE, np.arange(COUNT) % 3], ["dose", "dose", "label"])
     parquet.write_table(table, tmp_path / "own.parquet")
