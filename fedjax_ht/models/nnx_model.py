@@ -185,7 +185,7 @@ def forms(recipe: Recipe) -> dict[str, Part]:
             f"{recipe.name}'s {recipe.head!r} shares variables with the rest, but a method "
             "may send one without the other; give each its own"
         )
-    if any(issubclass(each.type, nnx.RngKey) for each in parts["head"].variables.values()):
+    if any(isinstance(each, nnx.RngKey) for each in parts["head"].variables.values()):
         raise ValueError(
             f"{recipe.name}'s {recipe.head!r} has dropout, but heads get no key; move it before "
             "the head"
@@ -244,9 +244,9 @@ def merged(part: Part, trees: Mapping[str, PyTree], key: jax.Array) -> Any:
     """
     values = []
     for index, (path, variable) in enumerate(part.variables.items()):
-        if issubclass(variable.type, nnx.RngKey):
+        if isinstance(variable, nnx.RngKey):
             value = jax.random.fold_in(key, index)
-        elif issubclass(variable.type, nnx.RngCount):
+        elif isinstance(variable, nnx.RngCount):
             value = jnp.zeros((), jnp.uint32)
         else:
             value = functools.reduce(
@@ -275,7 +275,7 @@ def tree_of(variables: Variables, collection: str) -> PyTree:
 def collection_of(variable: nnx.Variable) -> str:
     """Returns the collection that a variable is kept in, "" for others."""
     for collection, kind in KINDS.items():
-        if issubclass(variable.type, kind):
+        if isinstance(variable, kind):
             return collection
     return ""
 
@@ -288,10 +288,10 @@ def value_of(variable: nnx.Variable) -> jax.Array:
 def check_variables(name: str, variables: Variables) -> None:
     """Raises a ValueError for a variable that clients do not keep."""
     for path, variable in variables.items():
-        known = collection_of(variable) or issubclass(variable.type, (nnx.RngKey, nnx.RngCount))
+        known = collection_of(variable) or isinstance(variable, nnx.RngKey | nnx.RngCount)
         if not known:
             raise ValueError(
-                f"{name} keeps {'.'.join(map(str, path))}, an nnx.{variable.type.__name__}, but "
+                f"{name} keeps {'.'.join(map(str, path))}, an nnx.{type(variable).__name__}, but "
                 "clients only keep nnx.Param and nnx.BatchStat; use a plain array for a constant"
             )
 
