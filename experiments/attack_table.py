@@ -4,8 +4,8 @@
     python -m experiments.attack_table experiments/results/attacked.csv
 
 Accuracies are means over trials at the last evaluation. Runs without attackers score the same
-clients as runs with them: those that would be honest at 10 and at 30 %. Runs of
-other configs are an error.
+clients as runs with them: those that would be honest at 10 and at 30 %. Runs
+of other configs are an error.
 """
 
 import operator
@@ -60,8 +60,13 @@ def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score
     Args:
       folder: folder of the run.
       shares: shares of the clients that are left out in a run without attackers.
+
+    Raises:
+      ValueError: the run has another config. One line.
     """
-    config = read_folder(folder).fields
+    run = read_folder(folder)
+    require_config(run, typed_config(get_config()), "attacked", FREE)
+    config = run.fields
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
     for entry in config["entries"]:
         for history in read_runs(folder / folder_of(entry["label"])):
@@ -108,8 +113,6 @@ def main(arguments: list[str]) -> None:
             print(markdown(read_rows(table, Score)))
         case [runs, out]:
             folders = sorted(path.parent for path in runs.glob("*/summary.md"))
-            for folder in folders:
-                require_config(read_folder(folder), typed_config(get_config()), "attacked", FREE)
             read_scores = [score for folder in folders for score in scores(folder)]
             write(read_scores, out)
             print(markdown(read_scores))

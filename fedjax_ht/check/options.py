@@ -65,6 +65,12 @@ class SearchRange(NamedTuple):
     high: float
     log: bool = True
 
+    @property
+    def is_range(self) -> bool:
+        """True if finite, low < high, and above 0 on a logarithmic scale."""
+        low_fits = self.low > 0 or not self.log
+        return self.low < self.high and math.isfinite(self.high - self.low) and low_fits
+
 
 class NotGiven(NamedTuple):
     """The value in config files that means "not given", which is None in Python.
@@ -274,11 +280,10 @@ def search_ranges(function: Callable) -> dict[str, SearchRange]:
         search_range = extra_of(parameter.annotation, SearchRange)
         if search_range is None:
             continue
-        low, high, log = search_range
-        if not (low < high and math.isfinite(high - low) and (low > 0 or not log)):
-            above = ", and low above 0 without log=False" if log else ""
+        if not search_range.is_range:
+            above = ", and low above 0 without log=False" if search_range.log else ""
             raise ValueError(f"{name} has {search_range}; it must be finite, low < high{above}")
-        for end in (low, high):
+        for end in (search_range.low, search_range.high):
             check_value(f"{name}, in its SearchRange,", float(end), parameter.annotation)
         ranges[name] = search_range
     return ranges

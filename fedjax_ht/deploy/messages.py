@@ -415,9 +415,11 @@ def _are_metrics(x: Any, names: Sequence[str]) -> bool:
     """
     if not isinstance(x, dict):
         return False
-    values = [x[name] for name in names if name in x]
     largest = float(np.finfo(np.float32).max)
-    return all(_is_number(x) and (abs(x) == math.inf or not abs(x) > largest) for x in values)
+    for value in (x[name] for name in names if name in x):
+        if not _is_number(value) or largest < abs(value) < math.inf:
+            return False
+    return True
 
 
 def _is_counts(x: Any) -> bool:

@@ -136,7 +136,7 @@ def falls(runs: Runs) -> Iterator[str]:
     """Yields a message if the last round is far worse than the best, on average over runs."""
     score = score_in({"": runs})
     tops = tops_of(runs, score.key)
-    ends = [evaluated(history)[-1] for history in runs if evaluated(history)]
+    ends = [rows[-1] for rows in map(evaluated, runs) if rows]
     if not ends:
         return
     best, last = (float(np.mean(values(rows, score.key))) for rows in (tops, ends))

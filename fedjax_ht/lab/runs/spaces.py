@@ -47,15 +47,13 @@ def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
         low, high = map(float, ends)
     except ValueError:
         low = high = math.nan  # no comparison holds
-    is_range = low < high and math.isfinite(high - low)
-    if kind == "log":
-        is_range = is_range and low > 0
-    if kind not in ("log", "uniform") or not is_range:
+    search_range = SearchRange(low, high, kind == "log")
+    if kind not in ("log", "uniform") or not search_range.is_range:
         raise ValueError(
             f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as "
             "log:0.01:1"
         )
-    return SearchRange(low, high, kind == "log")
+    return search_range
 
 
 def grid(space: Space) -> list[Point]:
